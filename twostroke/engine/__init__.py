@@ -1,0 +1,1 @@
+"""The engine: scheduler, KV block manager, model runner, attention and sampler."""

@@ -1,0 +1,110 @@
+"""The contracts inside the engine: what the scheduler plans, what the runner does with it, and what comes out.
+
+One engine step is: admit -> schedule -> run -> sample -> respond. The scheduler and the block manager are plain Python
+and own all accounting; the runner owns all tensors. Between them go a `StepPlan` and a `SampledToken` per sampled sequence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from twostroke.protocol.responses import TokenLogprobs
+from twostroke.protocol.sampling import SamplingParams
+from twostroke.protocol.transfer import LayoutFingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSlice:
+    """The part of one sequence that a step computes.
+
+    Attributes:
+        request_id: The engine's own id of the sequence.
+        token_ids: Tokens to compute, at positions `start .. start + len(token_ids)`.
+        start: Position of the first of them; K and V of all positions before it are in the cache.
+        blocks: The sequence's block table: block `i` holds positions `i * block_size` up. Covers every position computed.
+        sample: Whether the last token's logits are sampled (false for all but the last chunk of a prompt).
+        sampling: The request's parameters.
+        output_index: Index in the whole output of the token to sample; keys the random numbers.
+        forbidden_ids: Token ids that must not be chosen now (`min_tokens`), sorted.
+    """
+
+    request_id: int
+    token_ids: Sequence[int]
+    start: int
+    blocks: Sequence[int]
+    sample: bool
+    sampling: SamplingParams
+    output_index: int
+    forbidden_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One engine step: the slices in batch order (decodes, of one token each, come before chunks)."""
+
+    slices: Sequence[SequenceSlice]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(len(part.token_ids) for part in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The token chosen for one slice that asked for it."""
+
+    request_id: int
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMemory:
+    """The rank's KV cache as raw memory, for the transfer.
+
+    Attributes:
+        address: Address of block 0.
+        block_bytes: Bytes of one block; block `i` starts at `address + i * block_bytes`.
+        num_blocks: How many.
+        owner: Keeps the memory alive (the tensor).
+    """
+
+    address: int
+    block_bytes: int
+    num_blocks: int
+    owner: object
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the engine must know of a loaded model.
+
+    Attributes:
+        vocab_size: Size of the logits.
+        max_model_len: Positions that the model can serve.
+        eos_token_ids: From generation_config.json, or else the config.
+        layout: Layout of the KV cache, the model's digest included.
+        block_bytes: Bytes of one KV block on this rank.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    layout: LayoutFingerprint
+    block_bytes: int
+
+
+class Runner(Protocol):
+    """Runs one step. `model_runner.ModelRunner` is the one that loads a model; tests use an instant fake."""
+
+    facts: ModelFacts
+    cache: CacheMemory
+
+    def run(self, plan: StepPlan) -> list[SampledToken]:
+        """Compute all slices, write their K and V into the cache, and sample where asked.
+
+        The result has one entry for each slice with `sample`, in batch order. A sampled token does not depend on what
+        else is in the batch.
+        """
+        ...

@@ -1,0 +1,225 @@
+"""The result of one submitted sequence: a queue of outputs with one end.
+
+    open --feed(output)--> open
+    open --feed(final output)--> finished        (nothing follows)
+    open --fail(error) or a gap in offsets--> failed   (the error is sticky: every later read raises it)
+
+Outputs carry the offset of their first token. A repeat (a message that another worker's retry made useless) is dropped;
+a gap means that tokens were lost and fails the result.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+
+from twostroke.protocol.errors import InternalRequestError, TwostrokeError, from_info
+from twostroke.protocol.ids import SequenceKey
+from twostroke.protocol.requests import GenerationRequest
+from twostroke.protocol.responses import FinishReason, SequenceOutput, TokenLogprobs
+from twostroke.protocol.tokens import token_count, unpack_tokens
+from twostroke.protocol.transfer import ContextPhaseParams
+
+
+@dataclass(slots=True)
+class Completion:
+    """Everything that one sequence produced.
+
+    Attributes:
+        token_ids: Output tokens that this request made (`generated_ids` not included).
+        logprobs: One entry a token, if asked for.
+        finish_reason: Why it ended.
+        stop_token_id: Which stop token ended it, if one did.
+        cached_tokens: Prompt tokens found in the prefix cache.
+        context_phase_params: Set if the sequence goes on elsewhere.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    cached_tokens: int = 0
+    context_phase_params: ContextPhaseParams | None = None
+
+    def add(self, output: SequenceOutput) -> None:
+        """Append one output."""
+        self.token_ids.extend(unpack_tokens(output.token_ids))
+        if output.logprobs is not None:
+            self.logprobs.extend(output.logprobs)
+        if output.cached_tokens is not None:
+            self.cached_tokens = output.cached_tokens
+        if output.finish_reason is not None:
+            self.finish_reason = output.finish_reason
+            self.stop_token_id = output.stop_token_id
+            self.context_phase_params = output.context_phase_params
+
+
+class OffsetCheck:
+    """Sees that token offsets go on without gap or repeat.
+
+    Args:
+        start: Offset of the first token expected.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.expected = start
+
+    def accept(self, output: SequenceOutput) -> bool:
+        """True to take `output`; False to drop it as a repeat.
+
+        Raises:
+            InternalRequestError: Tokens before `output` are missing.
+        """
+        count = token_count(output.token_ids)
+        if output.offset > self.expected:
+            raise InternalRequestError(
+                f"sequence {output.key}: tokens {self.expected} to {output.offset - 1} were lost on the way"
+            )
+        if output.offset < self.expected:
+            return False
+        self.expected += count
+        return True
+
+
+class GenerationResult:
+    """Receives the outputs of one sequence and gives them to one reader.
+
+    Read it in one of three ways: `async for output in result`, `for output in result` (a blocking iteration), or
+    `wait()` for the whole. Fed from any thread; awaited on the loop that the first reader runs on.
+    """
+
+    def __init__(self, request: GenerationRequest, abort: Callable[[], None]) -> None:
+        self.request = request
+        self._abort = abort
+        self._offsets = OffsetCheck(token_count(request.generated_ids))
+        self._outputs: deque[SequenceOutput] = deque()
+        self._changed = threading.Condition()  # its lock is reentrant
+        self._finished = False
+        self._error: TwostrokeError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def key(self) -> SequenceKey:
+        """The sequence's key."""
+        return self.request.key
+
+    @property
+    def done(self) -> bool:
+        """Whether the final event has arrived (outputs may still wait to be read)."""
+        return self._finished or self._error is not None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that a reader awaits on, once one does."""
+        return self._loop
+
+    def feed(self, output: SequenceOutput) -> None:
+        """Take one output; see `ResultSink`."""
+        with self._changed:
+            if self.done:
+                return
+            try:
+                if not self._offsets.accept(output):
+                    return
+            except InternalRequestError as error:
+                self._end(error)
+                return
+            if output.error is not None:
+                self._end(from_info(output.error))
+                return
+            self._outputs.append(output)
+            self._finished = output.final
+            self._changed.notify_all()
+
+    def fail(self, error: TwostrokeError) -> None:
+        """End with `error`, unless ended already."""
+        with self._changed:
+            if not self.done:
+                self._end(error)
+
+    def wake(self) -> None:
+        """Resume the awaiting reader; on the loop's thread."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def abort(self) -> None:
+        """Give the sequence up; nothing happens if it has ended."""
+        if not self.done:
+            self._abort()
+
+    def _end(self, error: TwostrokeError) -> None:
+        self._error = error
+        self._changed.notify_all()
+
+    def _take(self) -> SequenceOutput | None:
+        """The next output, or None if none waits.
+
+        Raises:
+            TwostrokeError: The sticky error, once all outputs before it were read.
+        """
+        with self._changed:
+            if self._outputs:
+                return self._outputs.popleft()
+            if self._error is not None:
+                raise self._error
+            return None
+
+    async def __aiter__(self) -> AsyncIterator[SequenceOutput]:
+        while True:
+            output = await self.next_output()
+            if output is None:
+                return
+            yield output
+
+    async def next_output(self) -> SequenceOutput | None:
+        """The next output, or None after the final one.
+
+        Raises:
+            TwostrokeError: The sequence failed.
+        """
+        self._loop = asyncio.get_running_loop()
+        while True:
+            # The waiter exists before the queue is looked at, so that a feed in between is not missed.
+            self._waiter = self._loop.create_future()
+            with self._changed:
+                ended = self._finished and not self._outputs
+                output = None if ended else self._take()
+            if ended or output is not None:
+                self._waiter = None
+                return output
+            await self._waiter
+
+    def __iter__(self) -> Iterator[SequenceOutput]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._outputs or self.done)
+            output = self._take()
+            if output is None:
+                return
+            yield output
+
+    def wait(self, timeout_s: float | None = None) -> Completion:
+        """Block until the end and return everything.
+
+        Raises:
+            TwostrokeError: The sequence failed.
+            TimeoutError: It did not end in time; it is aborted.
+        """
+        with self._changed:
+            ended = self._changed.wait_for(lambda: self.done, timeout_s)
+        if not ended:
+            self._abort()
+            raise TimeoutError(f"sequence {self.key} did not end within {timeout_s} s; it was aborted")
+        completion = Completion()
+        while (output := self._take()) is not None:
+            completion.add(output)
+        return completion
+
+    async def completion(self) -> Completion:
+        """Await the end and return everything; errors as `wait`, without a timeout."""
+        completion = Completion()
+        async for output in self:
+            completion.add(output)
+        return completion

@@ -1,0 +1,1 @@
+"""The OpenAI HTTP application over any executor: tokenizer, chat template, detokenizer. No torch."""

@@ -1,0 +1,1 @@
+"""Typed, authenticated ZMQ queues between frontends and workers. Imports `protocol` alone."""

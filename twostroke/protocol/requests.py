@@ -1,0 +1,121 @@
+"""What a frontend sends to a worker.
+
+One queue carries requests, aborts and control, in order, so that an abort never overtakes its request.
+"""
+
+import enum
+
+import msgspec
+
+from twostroke.protocol.ids import SequenceKey
+from twostroke.protocol.sampling import SamplingParams
+from twostroke.protocol.tokens import token_count
+from twostroke.protocol.transfer import ContextPhaseParams
+
+PROTOCOL_VERSION = 1
+"""Version of the messages between frontends and workers; both sides refuse another one at attach."""
+
+
+class Phase(enum.StrEnum):
+    """Which part of a request's life a worker runs."""
+
+    FULL = "full"
+    CONTEXT_ONLY = "context_only"
+    GENERATION_ONLY = "generation_only"
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
+    """One sequence to run. Crosses once; later messages about it carry its key alone.
+
+    Attributes:
+        key: Names the sequence everywhere.
+        prompt_ids: The whole prompt, int32 buffer.
+        generated_ids: Output tokens that other workers made already (resume or hand-over), int32 buffer. The offset of
+            the first token that this worker makes is their number.
+        sampling: How tokens are chosen.
+        phase: Which part of the life to run. `CONTEXT_ONLY` makes one token and leases the blocks; `GENERATION_ONLY`
+            takes over from `context_phase_params`, whose first tokens are also the tail of `generated_ids`.
+        context_phase_params: For `GENERATION_ONLY` only.
+        cache_salt: Separates prefix caches; part of the block hash.
+        deadline_s: Seconds from arrival after which the worker ends the request with `DeadlineError`; None for never.
+
+    Raises:
+        ValueError: The prompt is empty, or phase and parameters do not go together.
+    """
+
+    key: SequenceKey
+    prompt_ids: bytes
+    sampling: SamplingParams
+    generated_ids: bytes = b""
+    phase: Phase = Phase.FULL
+    context_phase_params: ContextPhaseParams | None = None
+    cache_salt: str = ""
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not token_count(self.prompt_ids):
+            raise ValueError("prompt must hold at least one token, not 0")
+        if (self.phase is Phase.GENERATION_ONLY) != (self.context_phase_params is not None):
+            raise ValueError(f"context_phase_params go with generation_only and nothing else, not with {self.phase}")
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """End a request, or one index of it. Ends a context_only request's lease too.
+
+    Attributes:
+        client_id: The request.
+        index: One index only; None for all.
+    """
+
+    client_id: int
+    index: int | None = None
+
+
+class Attach(msgspec.Struct, frozen=True, tag="attach"):
+    """First message of an attached frontend on a fresh socket.
+
+    Attributes:
+        version: `PROTOCOL_VERSION` of the frontend.
+        frontend_id: Its 16-bit id; refused if another live frontend of this worker holds it.
+    """
+
+    version: int
+    frontend_id: int
+
+
+class FrontendBeat(msgspec.Struct, frozen=True, tag="frontend_beat"):
+    """An attached frontend lives; a worker aborts the requests of one that fell silent."""
+
+    frontend_id: int
+
+
+class Detach(msgspec.Struct, frozen=True, tag="detach"):
+    """An attached frontend leaves; its requests were aborted before."""
+
+    frontend_id: int
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Take no new request; finish the running ones. Honoured from the launching frontend only."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """End the worker within `deadline_s`. Honoured from the launching frontend only."""
+
+    deadline_s: float
+
+
+WorkerBound = GenerationRequest | Abort | Attach | FrontendBeat | Detach | Drain | Shutdown
+"""Everything that may arrive at a worker."""
+
+
+class RequestEnvelope(msgspec.Struct, frozen=True, array_like=True):
+    """One message to a worker, with the epoch it is meant for.
+
+    Attributes:
+        epoch: The worker's epoch as the frontend knows it; 0 before it is known (`Attach`).
+        body: The message.
+    """
+
+    epoch: int
+    body: WorkerBound

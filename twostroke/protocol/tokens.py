@@ -1,0 +1,44 @@
+"""Token ids on the wire: a buffer of little-endian int32, four bytes a token.
+
+A list of msgpack integers costs one branch a token at both ends; a buffer is copied whole.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable
+
+from twostroke.protocol.errors import ProtocolError
+
+TOKEN_BYTES = 4
+
+
+def pack_tokens(token_ids: Iterable[int]) -> bytes:
+    """`token_ids` as little-endian int32.
+
+    Raises:
+        OverflowError: An id does not fit 32 signed bits.
+    """
+    buffer = array("i", token_ids)
+    if sys.byteorder == "big":
+        buffer.byteswap()
+    return buffer.tobytes()
+
+
+def unpack_tokens(buffer: bytes) -> list[int]:
+    """The ids in `buffer`.
+
+    Raises:
+        ProtocolError: The length is not a multiple of four bytes.
+    """
+    if len(buffer) % TOKEN_BYTES:
+        raise ProtocolError(f"a token buffer of {len(buffer)} bytes is not a whole number of int32 values")
+    tokens = array("i")
+    tokens.frombytes(buffer)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tolist()
+
+
+def token_count(buffer: bytes) -> int:
+    """How many ids `buffer` holds."""
+    return len(buffer) // TOKEN_BYTES
