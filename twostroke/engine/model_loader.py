@@ -1,0 +1,171 @@
+"""Loads a model folder with the model library, and says what the engine must know of it."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import snapshot_download
+
+from twostroke.engine.library_attention import ATTENTION_NAME, register
+from twostroke.engine.model_support import check_config, check_model
+from twostroke.protocol.config import Dtype, ModelConfig
+from twostroke.protocol.errors import ConfigError, ModelError
+
+_TORCH_DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
+_WEIGHT_INDEX = "model.safetensors.index.json"
+_SINGLE_FILE = "model.safetensors"
+_DOWNLOADED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to run.
+
+    Attributes:
+        module: The library's causal language model, with our attention plugged in.
+        config: Its text configuration.
+        folder: Where it was loaded from.
+        digest: Names config and weight index; see `model_digest`.
+        dtype: Of weights, activations and cache.
+        max_model_len: Positions that may be served.
+        eos_token_ids: Tokens that end a sequence, ascending.
+    """
+
+    module: torch.nn.Module
+    config: Any
+    folder: Path
+    digest: str
+    dtype: torch.dtype
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+
+def load_model(model: ModelConfig) -> LoadedModel:
+    """Load `model` for the CPU.
+
+    Raises:
+        ConfigError: `model.dtype` or `model.max_model_len` does not go with this model.
+        ModelError: The folder is missing, incomplete, or holds a model that cannot be served.
+    """
+    folder = find_folder(model.path)
+    digest = model_digest(folder)
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{folder}: config.json cannot be read by the model library: {error}") from error
+    text_config = config.get_text_config(decoder=True)
+    max_model_len = choose_max_model_len(text_config, model.max_model_len)
+    check_config(config, max_model_len)
+    dtype = choose_dtype(text_config, model.dtype)
+    module = _load_weights(folder, config, dtype)
+    check_model(module)
+    return LoadedModel(module, text_config, folder, digest, dtype, max_model_len, read_eos_ids(folder, text_config))
+
+
+def find_folder(path: str) -> Path:
+    """The local folder of `path`; a name that is no local folder is fetched from the hub, and only then.
+
+    Raises:
+        ModelError: There is no such folder, and the hub does not have it or cannot be reached.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or path.startswith((".", "~")) or not path:
+        raise ModelError(f"model.path: {path!r} is no folder; give a local Hugging Face folder or a hub name")
+    try:
+        return Path(snapshot_download(path, allow_patterns=list(_DOWNLOADED)))
+    except Exception as error:  # the hub client raises errors of many libraries
+        raise ModelError(f"model.path: {path!r} is no local folder, and the hub did not give it: {error}") from error
+
+
+def model_digest(folder: Path) -> str:
+    """SHA-256 (hex) over the bytes of config.json and of the weight index.
+
+    With a single weight file, its header (tensor names, types, shapes and offsets) stands for the index. The digest
+    tells models apart, not versions of one model's weights with equal shapes.
+
+    Raises:
+        ModelError: config.json or the weights are missing.
+    """
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ModelError(f"{folder}: config.json is missing; give a Hugging Face model folder")
+    digest = hashlib.sha256(config.read_bytes())
+    index, single = folder / _WEIGHT_INDEX, folder / _SINGLE_FILE
+    if index.is_file():
+        digest.update(index.read_bytes())
+    elif single.is_file():
+        with single.open("rb") as weights:
+            digest.update(weights.read(int.from_bytes(weights.read(8), "little")))
+    else:
+        raise ModelError(
+            f"{folder}: neither {_SINGLE_FILE} nor {_WEIGHT_INDEX} is there; other weight formats are not "
+            "loaded, since some can run code: convert the model to safetensors"
+        )
+    return digest.hexdigest()
+
+
+def choose_max_model_len(config: Any, wanted: int | None) -> int:
+    """The smaller of the model's limit and the option.
+
+    Raises:
+        ConfigError: The option is larger than the model's limit.
+        ModelError: Neither is known.
+    """
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    if limit is None and wanted is None:
+        raise ModelError("config.json has no max_position_embeddings; set model.max_model_len")
+    if limit is not None and wanted is not None and wanted > limit:
+        raise ConfigError(
+            f"model.max_model_len: {wanted} is above the model's limit of {limit} positions; set at most {limit}"
+        )
+    return min(value for value in (limit, wanted) if value is not None)
+
+
+def choose_dtype(config: Any, wanted: Dtype) -> torch.dtype:
+    """The element type to run in; `AUTO` is the checkpoint's own.
+
+    Raises:
+        ConfigError: The type is neither float32 nor bfloat16.
+    """
+    own = str(config.dtype or torch.float32).removeprefix("torch.")
+    name = own if wanted is Dtype.AUTO else wanted.value
+    for dtype, torch_dtype in _TORCH_DTYPES.items():
+        if dtype.value == name:
+            return torch_dtype
+    source = "the checkpoint's" if wanted is Dtype.AUTO else "the configured"
+    raise ConfigError(f"model.dtype: {source} {name} is not served on CPU; set float32 or bfloat16")
+
+
+def read_eos_ids(folder: Path, config: Any) -> tuple[int, ...]:
+    """End-of-sequence ids from generation_config.json, or else from the config; ascending, empty if neither says."""
+    path = folder / "generation_config.json"
+    ids = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
+    if ids is None:
+        ids = getattr(config, "eos_token_id", None)
+    if ids is None:
+        return ()
+    return tuple(sorted(set(ids if isinstance(ids, list) else [ids])))
+
+
+def _load_weights(folder: Path, config: Any, dtype: torch.dtype) -> torch.nn.Module:
+    register()
+    try:
+        module = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"{folder}: the model library cannot load this model: {error}") from error
+    frozen: torch.nn.Module = module.train(False).requires_grad_(False)
+    return frozen
