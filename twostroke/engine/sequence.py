@@ -1,0 +1,146 @@
+"""One sequence inside the engine, and the states of its life.
+
+    full, context_only                          generation_only
+
+      WAITING <--- preempted ---+                 RESERVING
+         |                      |                     | blocks found
+         | admitted             |                     v
+         v                      |                TRANSFERRING ----------+
+      RUNNING ------------------+                     | landed          | given up while the peer
+         |      | first token of                      v                 | may still write
+         |      | a context_only request           RUNNING              v
+         |      v                               (as on the left)    CANCELLING
+         |    LEASED                                                    |
+         |      | transfer over,                                        v   no proof that it stopped
+         |      | revoked or expired                               QUARANTINED
+         v      v                                                       |
+        ENDED <---------------------------------------------------------+
+
+Every state may lead to `ENDED` (abort, deadline, error), except that blocks which a peer may still write hold their
+sequence in `CANCELLING` or `QUARANTINED` until the transfer says otherwise. A preempted sequence gives its blocks up
+and is computed again from prompt and output, wherever its K and V came from the first time.
+
+`token_ids` is prompt and output in one list. `computed` positions of it have K and V in `blocks`; a step computes some
+of the `remaining` ones, and when none remain the last position's logits give the next token.
+"""
+
+import enum
+
+from twostroke.engine.finish import FinishRules
+from twostroke.protocol.blockhash import block_hash, root_hash
+from twostroke.protocol.ids import SequenceKey
+from twostroke.protocol.requests import GenerationRequest, Phase
+from twostroke.protocol.tokens import token_count, unpack_tokens
+
+
+class SequenceState(enum.Enum):
+    """Where a sequence is in its life; see the module's docstring."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    LEASED = "leased"
+    RESERVING = "reserving"
+    TRANSFERRING = "transferring"
+    CANCELLING = "cancelling"
+    QUARANTINED = "quarantined"
+    ENDED = "ended"
+
+
+_S = SequenceState
+TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
+    _S.WAITING: frozenset({_S.RUNNING, _S.ENDED}),
+    _S.RUNNING: frozenset({_S.WAITING, _S.LEASED, _S.ENDED}),
+    _S.LEASED: frozenset({_S.ENDED}),
+    _S.RESERVING: frozenset({_S.TRANSFERRING, _S.ENDED}),
+    _S.TRANSFERRING: frozenset({_S.RUNNING, _S.CANCELLING, _S.QUARANTINED, _S.ENDED}),
+    _S.CANCELLING: frozenset({_S.QUARANTINED, _S.ENDED}),
+    _S.QUARANTINED: frozenset({_S.ENDED}),
+    _S.ENDED: frozenset(),
+}
+
+ANSWERING = frozenset({_S.WAITING, _S.RUNNING, _S.RESERVING, _S.TRANSFERRING})
+"""States whose final event is still to come."""
+
+
+class Sequence:
+    """One sequence.
+
+    Attributes:
+        request_id: The engine's own number; grows with arrival, and so orders sequences by age.
+        key: Its name outside.
+        request: What was asked.
+        rules: When it ends.
+        deadline: Time by the engine's clock after which it fails; None for never.
+        token_ids: Prompt and output.
+        prompt_tokens: How many of them are prompt.
+        received_tokens: How many of them are output that other workers made.
+        blocks: Its block table: block `i` holds positions `i * block_size` up.
+        computed: Positions whose K and V are in the blocks.
+        published: Blocks, from the first, that were offered to the prefix cache.
+        landing: Index in `blocks` of the first that a KV transfer fills.
+        cached_tokens: Prompt tokens found in the prefix cache when it was first admitted; None before.
+    """
+
+    def __init__(
+        self, request_id: int, request: GenerationRequest, rules: FinishRules, model_digest: str, deadline: float | None
+    ) -> None:
+        self.request_id = request_id
+        self.key: SequenceKey = request.key
+        self.request = request
+        self.rules = rules
+        self.deadline = deadline
+        self.token_ids = unpack_tokens(request.prompt_ids) + unpack_tokens(request.generated_ids)
+        self.prompt_tokens = token_count(request.prompt_ids)
+        self.received_tokens = token_count(request.generated_ids)
+        self.blocks: list[int] = []
+        self.computed = 0
+        self.published = 0
+        self.landing = 0
+        self.cached_tokens: int | None = None
+        self._state = _S.RESERVING if request.phase is Phase.GENERATION_ONLY else _S.WAITING
+        self._hashes = [root_hash(model_digest, request.cache_salt)]
+
+    @property
+    def state(self) -> SequenceState:
+        """Where the sequence is in its life."""
+        return self._state
+
+    @property
+    def remaining(self) -> int:
+        """Tokens whose K and V are not computed; 1 for a sequence that decodes."""
+        return len(self.token_ids) - self.computed
+
+    @property
+    def output_tokens(self) -> int:
+        """Length of the output, tokens made by other workers included."""
+        return len(self.token_ids) - self.prompt_tokens
+
+    @property
+    def handed_over(self) -> int:
+        """Positions whose K and V a generation_only request brings: all before the context phase's first token."""
+        params = self.request.context_phase_params
+        known = self.prompt_tokens + self.received_tokens
+        return known - token_count(params.first_token_ids) if params else 0
+
+    def move(self, to: SequenceState) -> None:
+        """Enter the state `to`.
+
+        Raises:
+            RuntimeError: The table has no such transition.
+        """
+        if to not in TRANSITIONS[self._state]:
+            raise RuntimeError(f"sequence {self.key} cannot go from {self._state.value} to {to.value}")
+        self._state = to
+
+    def block_hashes(self, count: int, block_size: int) -> list[bytes]:
+        """Chained hashes of the first `count` full blocks; each is computed once.
+
+        Raises:
+            ValueError: The sequence has fewer full blocks.
+        """
+        if count * block_size > len(self.token_ids):
+            raise ValueError(f"{len(self.token_ids)} tokens do not fill {count} blocks of {block_size}")
+        for index in range(len(self._hashes) - 1, count):
+            tokens = self.token_ids[index * block_size : (index + 1) * block_size]
+            self._hashes.append(block_hash(self._hashes[-1], tokens))
+        return self._hashes[1 : count + 1]
