@@ -59,7 +59,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate
             raise ValueError(f"context_phase_params go with generation_only and nothing else, not with {self.phase}")
 
 
-class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """End a request, or one index of it. Ends a context_only request's lease too.
 
     Attributes:

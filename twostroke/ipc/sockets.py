@@ -1,0 +1,101 @@
+"""The options that all ZMQ sockets of the executor boundary share, and addresses."""
+
+import os
+import socket as system_socket
+from dataclasses import dataclass
+
+import zmq
+
+from twostroke.ipc.codec import MAX_MESSAGE_BYTES
+
+Context = zmq.Context[zmq.Socket[bytes]]
+Socket = zmq.Socket[bytes]
+
+HEARTBEAT_INTERVAL_MS = 1000
+HEARTBEAT_TIMEOUT_MS = 5000
+
+_WILDCARDS = ("*", "0.0.0.0", "[::]", "::")  # noqa: S104 - recognised here, not bound
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Bounds of one socket's queues.
+
+    Attributes:
+        messages: High-water mark, each way, in messages.
+    """
+
+    messages: int = 4096
+
+
+def open_socket(context: Context, kind: int, limits: QueueLimits) -> Socket:
+    """A socket with bounded queues and messages that never delays its closing."""
+    opened = context.socket(kind)
+    opened.setsockopt(zmq.LINGER, 0)
+    opened.setsockopt(zmq.SNDHWM, limits.messages)
+    opened.setsockopt(zmq.RCVHWM, limits.messages)
+    opened.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    return opened
+
+
+def watch_connections(opened: Socket) -> None:
+    """Let ZMQ notice dead TCP peers (PING/PONG of ZMTP)."""
+    opened.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
+    opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    opened.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+
+
+def try_receive(opened: Socket) -> list[bytes] | None:
+    """The frames of the next message, or None if none waits."""
+    try:
+        return opened.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+
+
+def try_send(opened: Socket, frames: list[bytes]) -> bool:
+    """Queue a message; False if the queue is full or, on a ROUTER, the peer is unknown."""
+    try:
+        opened.send_multipart(frames, zmq.NOBLOCK)
+    except zmq.ZMQError as error:
+        if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+            return False
+        raise
+    return True
+
+
+def advertised_address(bound: str, advertise: str | None) -> str:
+    """The address to give to peers.
+
+    Args:
+        bound: What the socket is bound to, as ZMQ's LAST_ENDPOINT says it (`tcp://host:port`).
+        advertise: Host to name instead; None keeps the bound one, or takes the host name's address for a wildcard.
+    """
+    host, _, port = bound.removeprefix("tcp://").rpartition(":")
+    if advertise is not None:
+        host = advertise
+    elif host in _WILDCARDS:
+        host = system_socket.gethostbyname(system_socket.gethostname())
+    return f"tcp://{host}:{port}"
+
+
+class Wake:
+    """Interrupts a `zmq.Poller` from any thread (an eventfd)."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def set(self) -> None:
+        """Wake the poller, now or at its next poll."""
+        os.eventfd_write(self.descriptor, 1)
+
+    def clear(self) -> None:
+        """Forget the wakes so far."""
+        try:
+            os.eventfd_read(self.descriptor)
+        except BlockingIOError:
+            return  # nothing to forget
+
+    def close(self) -> None:
+        """Free the descriptor; nobody may call `set` any more."""
+        os.close(self.descriptor)
