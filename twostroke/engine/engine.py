@@ -88,6 +88,19 @@ class Engine:
             return True
         return not self._stalled and bool(self._scheduler.running or self._scheduler.queued)
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether any sequence, lease or transfer is left; quarantined blocks alone do not count."""
+        return any(one.state is not SequenceState.QUARANTINED for one in self._sequences)
+
+    def client_ids(self) -> set[int]:
+        """The requests that are known here, those with a lease or a transfer that ends included."""
+        return {one.key.client_id for one in self._sequences}
+
+    def seconds_to_deadline(self) -> float | None:
+        """How long until the next deadline passes, so that a loop without work knows how long to sleep; None: never."""
+        return max(0.0, self._deadlines[0][0] - self._clock()) if self._deadlines else None
+
     def add(self, request: GenerationRequest) -> None:
         """Queue a request.
 
