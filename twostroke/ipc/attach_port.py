@@ -220,7 +220,7 @@ class AttachPort:
         self._lost.clear()
         return lost
 
-    def close(self) -> None:
-        """Close the socket and stop admitting."""
-        self.socket.close()
+    def close(self, linger_ms: int = 0) -> None:
+        """Close the socket and stop admitting; queued messages may still be taken for `linger_ms`."""
+        self.socket.close(linger=linger_ms)
         self._guard.close()

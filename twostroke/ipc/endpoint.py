@@ -4,7 +4,7 @@
     report(identity)     before weights are loaded; then progress, and at last ready or failed
     describe(...)        attached frontends are admitted from now on
     poll / send / broadcast in turn, from one thread; `wake` from any
-    close                results that were queued are given up (LINGER 0)
+    close                results that were queued may be taken for a moment, then they are given up
 
 A poll returns what the worker has to act on and nothing else: authentication, epochs, attaching, beats and drop counts
 are dealt with here.
@@ -182,11 +182,12 @@ class WorkerEndpoint:
         """Make the current or next `poll` return at once; from any thread, until `close`."""
         self._wake.set()
 
-    def close(self) -> None:
-        """Close all sockets. Nobody may call anything of this endpoint afterwards."""
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close all sockets; queued results may still be taken for `linger_s`. Nothing may be called afterwards."""
+        linger_ms = int(linger_s * 1000)
         if self._attach_port is not None:
-            self._attach_port.close()
-        self._local.close()
+            self._attach_port.close(linger_ms)
+        self._local.close(linger_ms)
         self._init.close()
         self._context.term()
         self._wake.close()

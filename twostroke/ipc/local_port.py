@@ -68,10 +68,10 @@ class LocalPort:
         """Queue an encoded message for the launching frontend; False if it does not read."""
         return try_send(self._results, self._sealer.seal(payload))
 
-    def close(self) -> None:
-        """Close both sockets."""
+    def close(self, linger_ms: int) -> None:
+        """Close both sockets; queued results may still be taken for `linger_ms`."""
         self.requests.close()
-        self._results.close()
+        self._results.close(linger=linger_ms)
 
 
 class InitStatusPort:
