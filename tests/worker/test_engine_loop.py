@@ -81,7 +81,9 @@ class Worker:
     def receive(self, body: GenerationRequest | Abort | Drain | Shutdown, frontend_id: int = 0) -> None:
         """Put a message into the inbox."""
         item = Received(frontend_id, body)
-        taken = self.inbox.offer_request(item) if isinstance(body, GenerationRequest) else self.inbox.offer_control(item)
+        taken = (
+            self.inbox.offer_request(item) if isinstance(body, GenerationRequest) else self.inbox.offer_control(item)
+        )
         assert taken
 
     def run_dry(self) -> None:
@@ -103,6 +105,7 @@ def worker() -> Iterator[Worker]:
 def make_request(
     counter: int = 1,
     frontend_id: int = 0,
+    *,
     prompt: tuple[int, ...] = (5, 6, 7),
     phase: Phase = Phase.FULL,
     deadline_s: float | None = None,

@@ -122,8 +122,8 @@ class EngineLoop:
         self._take_inbound()
         self._role_part.before_step()
         outputs = self._refused() + self._engine.step() + self._role_part.after_step()
+        self._pulse.beat(self._load())  # first, so that whoever has an answer finds the load that goes with it
         self._answer(outputs)
-        self._pulse.beat(self._load())
         self._stop_if_due()
 
     # --- inbound ---

@@ -100,7 +100,7 @@ class Inbox:
             return
 
     def _offer(self, item: InboxItem, limit: int) -> bool:
-        # Only the I/O thread offers, so the count cannot grow past the limit between the check and the put.
+        # Threads that offer at the same moment may pass the limit together, by no more than they are.
         if self._items.qsize() >= limit:
             return False
         self._items.put(item)

@@ -1,0 +1,45 @@
+"""From configuration to an engine with a loaded model, and to what frontends are told of it."""
+
+from collections.abc import Callable
+
+from twostroke.engine.engine import Engine
+from twostroke.engine.interfaces import Runner
+from twostroke.protocol.config import EngineConfig, ModelConfig
+from twostroke.protocol.worker import Role, WorkerDescription
+
+LoadRunner = Callable[[ModelConfig, EngineConfig, Callable[[str], None]], Runner]
+"""Loads a model; told how to report progress. Tests give an instant one."""
+
+
+def load_model_runner(model: ModelConfig, config: EngineConfig, progress: Callable[[str], None]) -> Runner:
+    """Load the model.
+
+    Raises:
+        ConfigError: A setting does not go with the model or the host.
+        ModelError: The model cannot be served.
+    """
+    progress("importing the model libraries")
+    # Imported only now: this takes seconds, and the launcher wants to hear of this process before.
+    from twostroke.engine.model_runner import ModelRunner  # noqa: PLC0415
+
+    return ModelRunner.load(
+        model, config.kv_cache, config.max_batched_tokens, config.max_sequences, config.threads, progress
+    )
+
+
+def describe_worker(
+    engine: Engine, role: Role, model: ModelConfig, config: EngineConfig, address: str
+) -> WorkerDescription:
+    """What frontends need to know of a worker whose engine is loaded; `address` is where they attach, or ""."""
+    facts = engine.facts
+    return WorkerDescription(
+        role=role,
+        model=model.name,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        num_blocks=engine.load().blocks.total,
+        max_sequences=config.max_sequences,
+        layout=facts.layout,
+        address=address,
+    )
