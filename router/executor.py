@@ -1,0 +1,150 @@
+"""`RouterExecutor`: the executor boundary over all workers of a cluster.
+
+    submit_to --> room? --> register the life of the request --> place it (or let it wait) --> its legs feed the sink
+
+Everything lives on one event loop: the verbs are called there, the links of the workers deliver there. The blocking
+iteration of a result on that loop's own thread would wait for itself; read results with `async for`.
+"""
+
+import asyncio
+import random
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from router.dispatch import Dispatcher
+from router.ledger import Ledger
+from router.metrics import LedgerCollector, RouterMetrics, WorkersCollector
+from router.pool import Attach, WorkerPool
+from router.request_life import LifeContext, RequestLife
+from router.workers import Silence
+from twostroke.executor.base import GenerationExecutor, Health, HealthState, ResultSink, ServedModel
+from twostroke.protocol.config import ClusterConfig
+from twostroke.protocol.errors import EngineDeadError, OverloadedError
+from twostroke.protocol.ids import ClientIds
+from twostroke.protocol.requests import GenerationRequest, Phase
+
+_log = structlog.get_logger(__name__)
+
+
+class RouterExecutor(GenerationExecutor):
+    """Sends each request through its phases on the workers of the cluster. Made and used on one running event loop.
+
+    Args:
+        config: `router` and `workers` are read.
+        client_ids: Draws the ids of this router's requests; the links attach with the same frontend id.
+        attach: Makes a link to a worker.
+        registry: Where the router's metrics are registered.
+        draw: Randomness of back-offs.
+
+    Raises:
+        ConfigError: The configured workers cannot serve.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        client_ids: ClientIds,
+        attach: Attach,
+        registry: CollectorRegistry,
+        draw: random.Random | None = None,
+    ) -> None:
+        router = config.router
+        loop = asyncio.get_running_loop()
+        silence = Silence(router.suspect_after_s, router.dead_after_s)
+        self.ledger = Ledger(loop.time)
+        self.pool = WorkerPool(config.workers, attach, silence, self._workers_changed, draw)
+        self._dispatcher = Dispatcher(self.pool, router, loop.time)
+        self._metrics = RouterMetrics(registry)
+        registry.register(LedgerCollector(self.ledger))
+        registry.register(WorkersCollector(self.pool.slots))
+        self._client_ids = client_ids
+        self._lives: dict[int, RequestLife] = {}
+        self._was_ready = asyncio.Event()
+        self._stopped = False
+        self._context = LifeContext(
+            ledger=self.ledger,
+            dispatcher=self._dispatcher,
+            metrics=self._metrics,
+            loop=loop,
+            max_attempts=router.max_attempts,
+            request_timeout_s=router.request_timeout_s,
+            on_end=self._ended,
+        )
+
+    def start(self) -> None:
+        """Begin to attach to the workers."""
+        self.pool.start()
+
+    async def ready(self) -> None:
+        """Wait until every needed role has had a live worker at the same time."""
+        await self._was_ready.wait()
+
+    @property
+    def model(self) -> ServedModel:
+        """The model that the workers serve; errors as `GenerationExecutor.model`."""
+        return self.pool.model
+
+    def draw_client_id(self) -> int:
+        """A client id for a new request."""
+        return self._client_ids.draw()
+
+    def submit_to(self, request: GenerationRequest, sink: ResultSink) -> None:
+        """Run `request` on the cluster; see `GenerationExecutor`.
+
+        Raises:
+            EngineDeadError: The router was shut down.
+            OverloadedError: No worker can take it, and it cannot wait.
+            ValueError: The client id is under way already, or the request is one for a worker.
+        """
+        if self._stopped:
+            raise EngineDeadError("the router is shut down and takes no requests")
+        if request.phase is not Phase.FULL:
+            raise ValueError(f"phase must be full, not {request.phase}: the router chooses the phases itself")
+        if request.key.client_id in self._lives:
+            raise ValueError(f"client id {request.key.client_id:016x} is under way already")
+        try:
+            self._dispatcher.check_room()
+        except OverloadedError:
+            self._metrics.refused.inc()
+            raise
+        life = RequestLife(self._context, request, sink)
+        self._lives[request.key.client_id] = life
+        life.start()
+
+    def abort_request(self, client_id: int, index: int | None = None) -> None:
+        """End a request at every worker that it is on; see `GenerationExecutor`."""
+        life = self._lives.get(client_id)
+        if life is not None and index in (None, life.request.key.index):
+            life.cancel()
+
+    def check_health(self) -> Health:
+        """READY while every needed role has a live worker. A router outlives its workers: only `shutdown` kills it."""
+        if self._stopped:
+            return Health(HealthState.DEAD, "the router is shut down")
+        missing = self.pool.missing_role()
+        if missing is not None:
+            return Health(HealthState.STARTING, f"no live {missing} worker")
+        return Health(HealthState.READY)
+
+    def shutdown(self, deadline_s: float | None = None) -> None:
+        """Fail what is pending and close the links; the workers go on, they belong to others."""
+        if self._stopped:
+            return
+        self._stopped = True
+        for life in list(self._lives.values()):
+            life.give_up(EngineDeadError("the router is shutting down"))
+        self.pool.close_links(deadline_s)
+
+    async def aclose(self) -> None:
+        """`shutdown`, and end the tasks of the pool."""
+        self.shutdown()
+        await self.pool.close()
+
+    def _workers_changed(self) -> None:
+        self._dispatcher.pump()
+        if not self._was_ready.is_set() and self.pool.missing_role() is None:
+            self._was_ready.set()
+
+    def _ended(self, life: RequestLife) -> None:
+        self._lives.pop(life.request.key.client_id, None)
