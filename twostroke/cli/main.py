@@ -52,12 +52,10 @@ def up(
         Path | None,
         typer.Option(help="Keep each part's log here (default: a folder removed at the end).", metavar="DIR"),
     ] = None,
-    config: options.ConfigFile = None,
+    config_file: options.ConfigFile = None,
     assignments: options.Assignments = None,
 ) -> None:
     """Start router, context and generation servers on this host and keep them running until Ctrl-C."""
-    from twostroke.cli.up.command import run
-
     overrides: Overrides = {
         "context.replicas": context,
         "generation.replicas": generation,
@@ -66,7 +64,10 @@ def up(
         "router.host": host,
         "router.port": port,
     }
-    raise typer.Exit(run(_with_some_model(load_settings(config, assignments or (), overrides)), log_dir))
+    config = _with_some_model(load_settings(config_file, assignments or (), overrides))
+    from twostroke.cli.up.command import run
+
+    raise typer.Exit(run(config, log_dir))
 
 
 @app.command()
@@ -79,19 +80,20 @@ def serve(
     host: options.Host = None,
     port: options.Port = None,
     dtype: options.DtypeOption = None,
-    config: options.ConfigFile = None,
+    config_file: options.ConfigFile = None,
     assignments: options.Assignments = None,
 ) -> None:
     """Serve a model with both phases on one engine: the same endpoints, without a router."""
-    from twostroke.frontend.serve import run
-
     overrides: Overrides = {
         "model.path": directory,
         "model.dtype": dtype,
         "aggregated.host": host,
         "aggregated.port": port,
     }
-    _run_part(run, _with_some_model(load_settings(config, assignments or (), overrides)))
+    config = _with_some_model(load_settings(config_file, assignments or (), overrides))
+    from twostroke.frontend.serve import run
+
+    _run_part(run, config)
 
 
 @app.command()
@@ -99,21 +101,24 @@ def serve(
 def router(
     context: options.WorkerAddresses = None,
     generation: options.WorkerAddresses = None,
+    model: options.ModelPath = None,
     host: options.Host = None,
     port: options.Port = None,
-    config: options.ConfigFile = None,
+    config_file: options.ConfigFile = None,
     assignments: options.Assignments = None,
 ) -> None:
     """Start the router: the HTTP endpoint of a cluster. It attaches to context and generation workers."""
-    from router.main import run
-
     overrides: Overrides = {
         "workers.context": context or None,
         "workers.generation": generation or None,
+        "model.path": model,
         "router.host": host,
         "router.port": port,
     }
-    _run_part(run, load_settings(config, assignments or (), overrides))
+    config = _with_some_model(load_settings(config_file, assignments or (), overrides))
+    from router.main import run
+
+    _run_part(run, config)
 
 
 @app.command()
@@ -124,14 +129,15 @@ def context_server(
     port: options.Port = None,
     worker_bind: options.WorkerBind = None,
     dtype: options.DtypeOption = None,
-    config: options.ConfigFile = None,
+    config_file: options.ConfigFile = None,
     assignments: options.Assignments = None,
 ) -> None:
     """Start a context server: it reads prompts and makes first tokens."""
+    overrides = _server_overrides("context", model, dtype, host, port, worker_bind)
+    config = _with_some_model(load_settings(config_file, assignments or (), overrides))
     from context_server.main import run
 
-    overrides = _server_overrides("context", model, dtype, host, port, worker_bind)
-    _run_part(run, _with_some_model(load_settings(config, assignments or (), overrides)))
+    _run_part(run, config)
 
 
 @app.command()
@@ -142,14 +148,15 @@ def generation_server(
     port: options.Port = None,
     worker_bind: options.WorkerBind = None,
     dtype: options.DtypeOption = None,
-    config: options.ConfigFile = None,
+    config_file: options.ConfigFile = None,
     assignments: options.Assignments = None,
 ) -> None:
     """Start a generation server: it takes KV caches over and makes all later tokens."""
+    overrides = _server_overrides("generation", model, dtype, host, port, worker_bind)
+    config = _with_some_model(load_settings(config_file, assignments or (), overrides))
     from generation_server.main import run
 
-    overrides = _server_overrides("generation", model, dtype, host, port, worker_bind)
-    _run_part(run, _with_some_model(load_settings(config, assignments or (), overrides)))
+    _run_part(run, config)
 
 
 @app.command()

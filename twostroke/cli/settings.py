@@ -34,10 +34,10 @@ def load_settings(
     for assignment in assignments:
         path, value = _parse_assignment(assignment)
         _assign(document, path, value)
-    for path, value in (overrides or {}).items():
-        if value is not None:
-            _assign(document, path, value)
-    return parse_config(document, _source(file, with_options=bool(assignments or overrides)))
+    given = {path: value for path, value in (overrides or {}).items() if value is not None}
+    for path, value in given.items():
+        _assign(document, path, value)
+    return parse_config(document, _source(file, with_options=bool(assignments or given)))
 
 
 def _read(file: Path | None) -> dict[object, object]:

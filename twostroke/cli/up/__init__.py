@@ -1,0 +1,1 @@
+"""`twostroke up`: router, context and generation servers on this host, supervised until Ctrl-C."""
