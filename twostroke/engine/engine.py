@@ -224,7 +224,7 @@ class Engine:
             return
         if sequence.state is SequenceState.TRANSFERRING:
             self._fail(sequence, error)
-        if blocks_safe:
+        if blocks_safe or sequence.landing == len(sequence.blocks):
             self._end(sequence)
         else:
             self._scheduler.remove(sequence)
@@ -237,9 +237,9 @@ class Engine:
             self._end(sequence)
 
     def take_cancellations(self) -> list[SequenceKey]:
-        """Sequences given up since the last call while a transfer may touch their blocks: end it, then report."""
+        """Sequences given up since the last call whose blocks a transfer may still touch: end it, then report."""
         cancellations, self._cancellations = self._cancellations, []
-        return cancellations
+        return [key for key in cancellations if self._sequences.get(key) is not None]
 
     # --- one step ---
 
@@ -276,6 +276,9 @@ class Engine:
         if not plan.slices:
             return []
         sampled = self._runner.run(plan)
+        asked = [part.request_id for part in plan.slices if part.sample]
+        if [token.request_id for token in sampled] != asked:
+            raise RuntimeError(f"the runner sampled {[token.request_id for token in sampled]}, asked for {asked}")
         self._steps += 1
         for part in plan.slices:
             sequence = self._running(part.request_id)
@@ -354,8 +357,7 @@ class Engine:
 
     def _running(self, request_id: int) -> Sequence:
         sequence = self._sequences.by_request_id(request_id)
-        if sequence is None or sequence.state is not SequenceState.RUNNING:
-            raise RuntimeError(f"the runner answered for request id {request_id}, which does not run")
+        assert sequence is not None  # noqa: S101 - a planned sequence stays in the table until the step responds
         return sequence
 
 

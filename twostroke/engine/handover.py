@@ -1,10 +1,8 @@
 """What the engine and a role's part of a request's life tell each other about hand-overs.
 
 Context:     step -> `Handover` -> the role part offers the blocks and answers with context_phase_params -> `end_lease`
-Generation:  step -> `Reservation` -> the role part fetches -> `adopt`, or `fail_reservation` and, where blocks were not
-             safe, `release_quarantine`
-Generation:  step -> `Reservation` -> the role part fetches -> `adopt`, or `fail_reservation` (and, where blocks were not
-             safe, `release_quarantine` later)
+Generation:  step -> `Reservation` -> the role part fetches -> `adopt`, or `fail_reservation` and, where blocks were
+             not safe, `release_quarantine`
 
 The engine never touches blocks that a transfer may touch before the role part says that it is over.
 """

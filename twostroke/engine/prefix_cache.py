@@ -36,7 +36,13 @@ class PrefixCache:
         return blocks
 
     def publish(self, block: int, block_hash: bytes) -> None:
-        """Make `block` findable under `block_hash`, unless another block is already."""
+        """Make `block` findable under `block_hash`, unless another block is already.
+
+        Raises:
+            ValueError: The block is published under another hash: its contents changed while others may read them.
+        """
+        if self._hash_by_block.get(block, block_hash) != block_hash:
+            raise ValueError(f"block {block} is published under another hash already")
         if block_hash not in self._block_by_hash:
             self._block_by_hash[block_hash] = block
             self._hash_by_block[block] = block_hash
