@@ -17,7 +17,6 @@ from router.ledger import Ledger
 from router.metrics import LedgerCollector, RouterMetrics, WorkersCollector
 from router.pool import Attach, WorkerPool
 from router.request_life import LifeContext, RequestLife
-from router.workers import Silence
 from twostroke.executor.base import GenerationExecutor, Health, HealthState, ResultSink, ServedModel
 from twostroke.protocol.config import ClusterConfig
 from twostroke.protocol.errors import EngineDeadError, OverloadedError
@@ -51,9 +50,8 @@ class RouterExecutor(GenerationExecutor):
     ) -> None:
         router = config.router
         loop = asyncio.get_running_loop()
-        silence = Silence(router.suspect_after_s, router.dead_after_s)
         self.ledger = Ledger(loop.time)
-        self.pool = WorkerPool(config.workers, attach, silence, self._workers_changed, draw)
+        self.pool = WorkerPool(config.workers, attach, router.suspect_after_s, self._workers_changed, draw)
         self._dispatcher = Dispatcher(self.pool, router, loop.time)
         self._metrics = RouterMetrics(registry)
         registry.register(LedgerCollector(self.ledger))
@@ -84,6 +82,11 @@ class RouterExecutor(GenerationExecutor):
     def model(self) -> ServedModel:
         """The model that the workers serve; errors as `GenerationExecutor.model`."""
         return self.pool.model
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a worker."""
+        return self._dispatcher.waiting
 
     def draw_client_id(self) -> int:
         """A client id for a new request."""

@@ -1,7 +1,7 @@
 """Keeps every configured worker attached: one task an address, one that watches silence, one a `dns://` name.
 
     for each address, for as long as it is wanted:
-        attach (with a deadline) --fails or does not fit--> wait with back-off, again
+        attach --fails or does not fit--> wait with back-off, again
         live/suspect until dead --> close the link, which fails what is pending there --> again, at once at first
 
 Everything runs on one event loop.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import structlog
 
 from router.addresses import backoff_s, check_address, is_dns, resolve
-from router.workers import AttachedWorker, Silence, WorkerLink, WorkerSlot, WorkerState
+from router.workers import AttachedWorker, WorkerLink, WorkerSlot, WorkerState
 from twostroke.executor.base import ServedModel
 from twostroke.protocol.config import WorkersConfig
 from twostroke.protocol.errors import ConfigError, EngineDeadError, TwostrokeError
@@ -24,11 +24,10 @@ from twostroke.protocol.worker import Role, WorkerDescription
 TICK_S = 0.1
 """How often silence is looked at and waiting requests are tried again."""
 RESOLVE_EVERY_S = 5.0
-ATTACH_TIMEOUT_S = 10.0
 CLOSE_DEADLINE_S = 1.0
 
 Attach = Callable[[str], Awaitable[WorkerLink]]
-"""Attaches to the worker at an address; raises `TwostrokeError` or `OSError` where that fails."""
+"""Attaches to the worker at an address, within a deadline; raises `TwostrokeError` or `OSError` where that fails."""
 
 _log = structlog.get_logger(__name__)
 
@@ -51,7 +50,7 @@ class WorkerPool:
     Args:
         config: Whom to attach to. Without context addresses the others must be aggregated workers.
         attach: Makes a link to one address.
-        silence: When a silent worker is suspect, and when dead.
+        suspect_after_s: A worker silent for so long is suspect.
         on_change: Called on the loop at each tick and whenever a worker was attached or lost.
         draw: Randomness of the back-off.
 
@@ -63,14 +62,14 @@ class WorkerPool:
         self,
         config: WorkersConfig,
         attach: Attach,
-        silence: Silence,
+        suspect_after_s: float,
         on_change: Callable[[], None],
         draw: random.Random | None = None,
     ) -> None:
         self._configured = _configured(config)
         self.roles = _needed_roles(config)
         self._attach = attach
-        self._silence = silence
+        self._suspect_after_s = suspect_after_s
         self._on_change = on_change
         self._draw = draw or random.Random()  # noqa: S311 - jitter, not cryptography
         self._slots: dict[str, WorkerSlot] = {}
@@ -134,7 +133,7 @@ class WorkerPool:
     def _in_state(self, role: Role, state: WorkerState) -> Iterator[AttachedWorker]:
         for slot in self._slots.values():
             worker = slot.worker
-            if worker is not None and slot.role is role and slot.refresh(self._silence) is state:
+            if worker is not None and slot.role is role and slot.refresh(self._suspect_after_s) is state:
                 yield worker
 
     def _attached(self) -> Iterator[AttachedWorker]:
@@ -160,7 +159,7 @@ class WorkerPool:
     async def _watch(self) -> None:
         while True:
             for slot in self._slots.values():
-                slot.refresh(self._silence)
+                slot.refresh(self._suspect_after_s)
             self._on_change()
             await asyncio.sleep(TICK_S)
 
@@ -180,10 +179,9 @@ class WorkerPool:
 
     async def _try_attach(self, slot: WorkerSlot) -> bool:
         try:
-            async with asyncio.timeout(ATTACH_TIMEOUT_S):
-                link = await self._attach(slot.address)
-        except (TwostrokeError, OSError) as error:  # TimeoutError is an OSError
-            self._attach_failed(slot, str(error) or f"no answer within {ATTACH_TIMEOUT_S:g} s")
+            link = await self._attach(slot.address)
+        except (TwostrokeError, OSError) as error:
+            self._attach_failed(slot, str(error))
             return False
         try:
             self._check_fits(slot, link.description)
@@ -205,7 +203,7 @@ class WorkerPool:
     async def _until_dead(self, slot: WorkerSlot) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            if slot.refresh(self._silence) is WorkerState.DEAD:
+            if slot.refresh(self._suspect_after_s) is WorkerState.DEAD:
                 return
 
     def _leave(self, slot: WorkerSlot) -> None:

@@ -196,6 +196,8 @@ class RequestLife:
         except (EngineDeadError, OverloadedError) as error:
             # Nothing was sent, so any other worker will do, in any phase.
             leg.fail(OverloadedError(f"worker {worker.address} cannot take request {leg.key}: {error}"))
+        except TwostrokeError as error:
+            leg.fail(InternalRequestError(f"request {leg.key} could not be sent to {worker.address}: {error}"))
         except Exception as error:  # noqa: BLE001 - see below
             # Whatever broke must not leave this request without its end, nor harm the others.
             _log.exception("submission failed", key=str(leg.key), worker=worker.address)

@@ -1,12 +1,12 @@
 """One worker as the router sees it: the address it attaches to, and one attached epoch behind that address.
 
-    attaching --attached--> live <--heartbeats--> suspect
-        ^                    |                       |
-        |                    +---- dead engine, -----+
-        |                    |  silent too long      |
-        +----- again ------ dead <-------------------+
+    attaching --attached--> live <--silence, heartbeats--> suspect
+        ^                    |                                |
+        |                    +------ the link is dead --------+
+        |                    v
+        +---- again ------ dead
 
-`live` takes new work; `suspect` (no heartbeat for a while) keeps what it has and gets nothing new; `dead` is left, and
+`live` takes new work; `suspect` (nothing heard for a while) keeps what it has and gets nothing new; `dead` is left, and
 the address is attached to again: what answers there then is another epoch. A worker that does not fit the others
 (role, model, layout) is refused and stays `attaching`, with the reason.
 """
@@ -81,14 +81,6 @@ TRANSITIONS: Mapping[WorkerState, frozenset[WorkerState]] = MappingProxyType(
     }
 )
 """Which states may follow each. `attaching` to `dead`: the address is not wanted any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Silence:
-    """How long a worker may be silent, in seconds."""
-
-    suspect_after_s: float
-    dead_after_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -195,10 +187,10 @@ class WorkerSlot:
         self.failures = 0
         self.move(WorkerState.LIVE)
 
-    def refresh(self, silence: Silence) -> WorkerState:
+    def refresh(self, suspect_after_s: float) -> WorkerState:
         """Bring the state up to date with the link's health and silence, and return it."""
         if self.worker is not None and self.state is not WorkerState.DEAD:
-            state, reason = judge(self.worker.link, silence)
+            state, reason = judge(self.worker.link, suspect_after_s)
             if state is not self.state:
                 self.move(state, reason)
         return self.state
@@ -209,14 +201,15 @@ class WorkerSlot:
         self.move(WorkerState.ATTACHING, self.reason)
 
 
-def judge(link: WorkerLink, silence: Silence) -> tuple[WorkerState, str]:
-    """The state that an attached worker's health and silence speak for, and why."""
+def judge(link: WorkerLink, suspect_after_s: float) -> tuple[WorkerState, str]:
+    """The state that an attached worker's health and silence speak for, and why.
+
+    Silence for longer still is death, but the link alone declares that: it knows whether it has read all that came.
+    """
     health = link.check_health()
     if health.state is HealthState.DEAD:
         return WorkerState.DEAD, health.reason
     silent_s = link.silence_s
-    if silent_s >= silence.dead_after_s:
-        return WorkerState.DEAD, f"silent for {silent_s:.1f} s"
-    if silent_s >= silence.suspect_after_s:
+    if silent_s >= suspect_after_s:
         return WorkerState.SUSPECT, f"silent for {silent_s:.1f} s"
     return WorkerState.LIVE, ""
