@@ -191,6 +191,13 @@ class GenerationResult:
                 return output
             await self._waiter
 
+    def take_waiting(self) -> list[SequenceOutput]:
+        """All outputs that wait to be read now, perhaps none; an error is left for the next read."""
+        with self._changed:
+            waiting = list(self._outputs)
+            self._outputs.clear()
+        return waiting
+
     def __iter__(self) -> Iterator[SequenceOutput]:
         while True:
             with self._changed:

@@ -1,0 +1,154 @@
+"""The OpenAI HTTP application over any executor.
+
+POST /v1/completions, /v1/chat/completions     generate
+GET  /v1/models                                what is served
+GET  /health                                   200 while the process lives and its executor is not dead
+GET  /ready                                    200 while requests can be taken
+GET  /metrics                                  Prometheus
+"""
+
+import time
+from dataclasses import dataclass
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from twostroke.executor.base import GenerationExecutor, HealthState
+from twostroke.frontend.auth import ApiKeys, RequireApiKey
+from twostroke.frontend.chat import ChatSurface
+from twostroke.frontend.completions import CompletionSurface
+from twostroke.frontend.endpoint import GenerationEndpoint, Limits
+from twostroke.frontend.errors import ApiError, Kind, Problem, problem_of
+from twostroke.frontend.in_flight import InFlight
+from twostroke.frontend.metrics import FrontendMetrics
+from twostroke.frontend.tokenizer import TextModel
+from twostroke.protocol.errors import TwostrokeError
+from twostroke.protocol.openai import ErrorObject, Model, ModelList
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendOptions:
+    """How a frontend serves.
+
+    Attributes:
+        request_timeout_s: A request that takes longer ends with 504.
+        max_in_flight: Requests at the same time at most; more get 429.
+        max_body_bytes: Longer bodies get 413.
+        api_keys: Who may use `/v1/...`; None lets everybody.
+    """
+
+    request_timeout_s: float = 600.0
+    max_in_flight: int = 4096
+    max_body_bytes: int = 8 << 20
+    api_keys: ApiKeys | None = None
+
+
+def create_app(
+    executor: GenerationExecutor, text: TextModel, options: FrontendOptions, registry: CollectorRegistry
+) -> Starlette:
+    """The application. It neither starts nor shuts down `executor`.
+
+    Args:
+        executor: Runs the requests.
+        text: The model's tokenizer and chat template.
+        options: How to serve.
+        registry: What `/metrics` shows; the application adds its own instruments.
+    """
+    in_flight = InFlight(executor, options.max_in_flight)
+    metrics = FrontendMetrics(registry)
+    limits = Limits(options.max_body_bytes, options.request_timeout_s)
+    completions, chat = (
+        GenerationEndpoint(surface, executor, text, in_flight=in_flight, metrics=metrics, limits=limits)
+        for surface in (CompletionSurface(executor, text), ChatSurface(executor, text))
+    )
+    probes = _Probes(executor, in_flight, registry)
+    app = Starlette(
+        routes=[
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/models", probes.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", probes.model, methods=["GET"]),
+            Route("/health", probes.health, methods=["GET"]),
+            Route("/ready", probes.ready, methods=["GET"]),
+            Route("/metrics", probes.metrics, methods=["GET"]),
+        ],
+        middleware=[Middleware(RequireApiKey, keys=options.api_keys)] if options.api_keys is not None else [],
+        exception_handlers={HTTPException: _on_http_error, TwostrokeError: _on_error, Exception: _on_error},
+    )
+    app.state.in_flight = in_flight
+    return app
+
+
+def in_flight_of(app: Starlette) -> InFlight:
+    """The running requests of an application that `create_app` made: what the server's stop hooks act on."""
+    in_flight = app.state.in_flight
+    if not isinstance(in_flight, InFlight):
+        raise TypeError(f"not an application of create_app: its state holds {in_flight!r}")
+    return in_flight
+
+
+class _Probes:
+    """The endpoints that generate nothing."""
+
+    def __init__(self, executor: GenerationExecutor, in_flight: InFlight, registry: CollectorRegistry) -> None:
+        self._executor = executor
+        self._in_flight = in_flight
+        self._registry = registry
+        self._started = int(time.time())
+
+    async def models(self, _: Request) -> Response:
+        return _json(ModelList("list", [self._model()]))
+
+    async def model(self, request: Request) -> Response:
+        model = self._model()
+        name = request.path_params["name"]
+        if name != model.id:
+            message = f"the model `{name}` does not exist here; the served model is `{model.id}`"
+            raise ApiError(Kind.NOT_FOUND, message, "model", "model_not_found")
+        return _json(model)
+
+    async def health(self, _: Request) -> Response:
+        """Dead only if a restart is the cure: starting and stopping are healthy."""
+        health = self._executor.check_health()
+        dead = health.state is HealthState.DEAD
+        return _json({"state": health.state.value, "reason": health.reason}, 503 if dead else 200)
+
+    async def ready(self, _: Request) -> Response:
+        health = self._executor.check_health()
+        if self._in_flight.stopping:
+            return _json({"state": "stopping", "reason": "this server is shutting down"}, 503)
+        ready = health.state is HealthState.READY
+        return _json({"state": health.state.value, "reason": health.reason}, 200 if ready else 503)
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    def _model(self) -> Model:
+        model = self._executor.model
+        return Model(model.name, "model", self._started, "twostroke", model.max_model_len)
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals: no such path, wrong method."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    message = f"{request.method} {request.url.path}: {getattr(error, 'detail', error)}"
+    return _problem(Problem(status, ErrorObject(message, "invalid_request_error")))
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    return _problem(problem_of(error))
+
+
+def _problem(problem: Problem) -> Response:
+    headers = {name.decode(): value.decode() for name, value in problem.headers}
+    return Response(problem.body, problem.status, headers, "application/json")

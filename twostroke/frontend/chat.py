@@ -1,0 +1,166 @@
+"""The schema of `POST /v1/chat/completions`."""
+
+import msgspec
+
+from twostroke.executor.base import GenerationExecutor
+from twostroke.frontend.chat_template import Message
+from twostroke.frontend.output import Piece, ScoredToken
+from twostroke.frontend.request_fields import (
+    OutputLimit,
+    Submission,
+    check_model,
+    check_token_ids,
+    decode_body,
+    output_limit,
+    refuse_unserved,
+    sampling_params,
+    stop_strings,
+    wants_usage,
+)
+from twostroke.frontend.surface import Answer, AnswerWriter, Envelope
+from twostroke.frontend.tokenizer import TextModel
+from twostroke.protocol.errors import InvalidRequestError
+from twostroke.protocol.ids import SequenceKey
+from twostroke.protocol.openai import (
+    NULL,
+    AssistantMessage,
+    ChatBody,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatMessage,
+    ContentPart,
+    Delta,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from twostroke.protocol.requests import GenerationRequest
+from twostroke.protocol.tokens import pack_tokens
+
+_DECODER = msgspec.json.Decoder(ChatBody)
+_ENCODER = msgspec.json.Encoder()
+
+
+class ChatSurface:
+    """Reads chat requests and writes their answers.
+
+    Args:
+        executor: Knows the model and draws client ids.
+        text: Renders, tokenizes and names tokens.
+    """
+
+    name = "chat"
+
+    def __init__(self, executor: GenerationExecutor, text: TextModel) -> None:
+        self._executor = executor
+        self._text = text
+
+    async def read(self, body: bytes, deadline_s: float) -> Submission:
+        """Read and check a request body; see `Surface`."""
+        fields = decode_body(_DECODER, body)
+        model = self._executor.model
+        check_model(fields.model, model)
+        refuse_unserved(fields)
+        stop = stop_strings(fields.stop)
+        prompt_ids = await self._text.encode_chat(_messages(fields.messages))
+        check_token_ids(prompt_ids, model, "messages")
+        max_tokens = output_limit(_limit(fields), len(prompt_ids), model, "messages")
+        request = GenerationRequest(
+            key=SequenceKey(self._executor.draw_client_id()),
+            prompt_ids=pack_tokens(prompt_ids),
+            sampling=sampling_params(fields, max_tokens, _logprobs(fields), model, self._text.defaults),
+            cache_salt=fields.cache_salt or "",
+            deadline_s=deadline_s,
+        )
+        return Submission(request, len(prompt_ids), stop, bool(fields.stream), wants_usage(fields))
+
+    def writer(self, submission: Submission) -> AnswerWriter:
+        """A writer for the answer to `submission`."""
+        return _Writer(self._text, self._executor.model.name, include_usage=submission.include_usage)
+
+
+def _limit(fields: ChatBody) -> OutputLimit:
+    if fields.max_completion_tokens is not None:
+        return OutputLimit(fields.max_completion_tokens, "max_completion_tokens", None)
+    return OutputLimit(fields.max_tokens, "max_tokens", None)
+
+
+def _logprobs(fields: ChatBody) -> int | None:
+    """How many alternatives to report a token; None for no logprobs at all."""
+    if fields.logprobs:
+        return fields.top_logprobs or 0
+    if fields.top_logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+    return None
+
+
+def _messages(messages: list[ChatMessage]) -> list[Message]:
+    """The messages as templates see them."""
+    if not messages:
+        raise InvalidRequestError("messages must hold at least one message, not 0", "messages")
+    return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+
+def _message(message: ChatMessage, param: str) -> Message:
+    if message.tool_calls is not NULL and bytes(message.tool_calls) not in (b"null", b"[]"):
+        raise InvalidRequestError(f"{param}.tool_calls: tools are not supported yet", f"{param}.tool_calls")
+    content = message.content
+    if isinstance(content, list):
+        # Templates of text models expect one string.
+        content = "\n".join(_text_of(part, f"{param}.content[{number}]") for number, part in enumerate(content))
+    plain: dict[str, object] = {"role": message.role, "content": content if content is not None else ""}
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    return plain
+
+
+def _text_of(part: ContentPart, param: str) -> str:
+    if part.type != "text" or part.text is None:
+        message = f"{param}: only parts of type `text` with a text are supported, not `{part.type}`"
+        raise InvalidRequestError(message, param)
+    return part.text
+
+
+class _Writer:
+    """Writes one chat answer."""
+
+    def __init__(self, text: TextModel, model: str, *, include_usage: bool) -> None:
+        self._text = text
+        self._envelope = Envelope("chatcmpl", "chat.completion.chunk", model, include_usage=include_usage)
+
+    def first(self) -> bytes:
+        choice = ChatChunkChoice(0, Delta(role="assistant", content=""))
+        return self._envelope.chunk(_ENCODER.encode(choice))
+
+    def piece(self, piece: Piece) -> bytes:
+        choice = ChatChunkChoice(
+            0, Delta(content=piece.text or None), self._logprobs(piece.tokens), piece.finish_reason
+        )
+        return self._envelope.chunk(_ENCODER.encode(choice))
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._envelope.usage(usage)
+
+    def whole(self, answer: Answer, usage: Usage) -> bytes:
+        message = AssistantMessage("assistant", answer.text)
+        choice = ChatChoice(0, message, self._logprobs(answer.last.tokens), answer.last.finish_reason)
+        envelope = self._envelope
+        return _ENCODER.encode(
+            ChatCompletion(envelope.id, "chat.completion", envelope.created, envelope.model, [choice], usage)
+        )
+
+    def _logprobs(self, tokens: list[ScoredToken]) -> ChatLogprobs | None:
+        return ChatLogprobs([self._token(token) for token in tokens]) if tokens else None
+
+    def _token(self, token: ScoredToken) -> TokenLogprob:
+        chosen = self._scored(token.token_id, token.logprobs.chosen)
+        top = [self._scored(*pair) for pair in zip(token.logprobs.top_ids, token.logprobs.top, strict=True)]
+        return TokenLogprob(chosen.token, chosen.logprob, chosen.bytes, top)
+
+    def _scored(self, token_id: int, logprob: float) -> TopLogprob:
+        raw = self._text.token_bytes(token_id)
+        return TopLogprob(raw.decode(errors="replace"), logprob, list(raw))

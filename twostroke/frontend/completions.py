@@ -1,0 +1,138 @@
+"""The schema of `POST /v1/completions`."""
+
+import msgspec
+
+from twostroke.executor.base import GenerationExecutor, ServedModel
+from twostroke.frontend.output import Piece, ScoredToken
+from twostroke.frontend.request_fields import (
+    OutputLimit,
+    Submission,
+    check_model,
+    check_token_ids,
+    decode_body,
+    output_limit,
+    refuse_unserved,
+    sampling_params,
+    stop_strings,
+    wants_usage,
+)
+from twostroke.frontend.surface import Answer, AnswerWriter, Envelope
+from twostroke.frontend.tokenizer import TextModel
+from twostroke.protocol.errors import InvalidRequestError
+from twostroke.protocol.ids import SequenceKey
+from twostroke.protocol.openai import Completion, CompletionBody, CompletionChoice, CompletionLogprobs, Usage
+from twostroke.protocol.requests import GenerationRequest
+from twostroke.protocol.tokens import pack_tokens
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for this endpoint."""
+
+_DECODER = msgspec.json.Decoder(CompletionBody)
+_ENCODER = msgspec.json.Encoder()
+
+
+class CompletionSurface:
+    """Reads completion requests and writes their answers.
+
+    Args:
+        executor: Knows the model and draws client ids.
+        text: Tokenizes and names tokens.
+    """
+
+    name = "completions"
+
+    def __init__(self, executor: GenerationExecutor, text: TextModel) -> None:
+        self._executor = executor
+        self._text = text
+
+    async def read(self, body: bytes, deadline_s: float) -> Submission:
+        """Read and check a request body; see `Surface`."""
+        fields = decode_body(_DECODER, body)
+        model = self._executor.model
+        check_model(fields.model, model)
+        refuse_unserved(fields)
+        stop = stop_strings(fields.stop)
+        prompt_ids = await self._prompt_ids(fields.prompt, model)
+        limit = OutputLimit(fields.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS)
+        max_tokens = output_limit(limit, len(prompt_ids), model, "prompt")
+        request = GenerationRequest(
+            key=SequenceKey(self._executor.draw_client_id()),
+            prompt_ids=pack_tokens(prompt_ids),
+            sampling=sampling_params(fields, max_tokens, fields.logprobs, model, self._text.defaults),
+            cache_salt=fields.cache_salt or "",
+            deadline_s=deadline_s,
+        )
+        return Submission(request, len(prompt_ids), stop, bool(fields.stream), wants_usage(fields))
+
+    def writer(self, submission: Submission) -> AnswerWriter:
+        """A writer for the answer to `submission`."""
+        return _Writer(self._text, self._executor.model.name, include_usage=submission.include_usage)
+
+    async def _prompt_ids(self, prompt: str | list[str | int | list[int]], model: ServedModel) -> list[int]:
+        """The token ids of the one prompt that was given, in whatever form."""
+        single = _single(prompt)
+        prompt_ids = await self._text.encode_text(single) if isinstance(single, str) else single
+        if not prompt_ids:
+            raise InvalidRequestError("prompt must hold at least one token, not 0", "prompt")
+        check_token_ids(prompt_ids, model, "prompt")
+        return prompt_ids
+
+
+def _single(prompt: str | list[str | int | list[int]]) -> str | list[int]:
+    """The one prompt in any of OpenAI's four forms: text, [text], token ids, [token ids]."""
+    if isinstance(prompt, str):
+        return prompt
+    token_ids = [item for item in prompt if isinstance(item, int)]
+    prompts = [item for item in prompt if not isinstance(item, int)]
+    if not prompts:
+        return token_ids
+    if token_ids:
+        raise InvalidRequestError("prompt must not mix token ids with texts or lists", "prompt")
+    if len(prompts) != 1:
+        message = f"prompt holds {len(prompts)} prompts; several in one request are not supported yet, send one each"
+        raise InvalidRequestError(message, "prompt")
+    return prompts[0]
+
+
+class _Writer:
+    """Writes one completion."""
+
+    def __init__(self, text: TextModel, model: str, *, include_usage: bool) -> None:
+        self._text = text
+        self._envelope = Envelope("cmpl", "text_completion", model, include_usage=include_usage)
+
+    def first(self) -> bytes:
+        return b""
+
+    def piece(self, piece: Piece) -> bytes:
+        choice = CompletionChoice(0, piece.text, self._logprobs(piece.tokens), piece.finish_reason)
+        return self._envelope.chunk(_ENCODER.encode(choice))
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._envelope.usage(usage)
+
+    def whole(self, answer: Answer, usage: Usage) -> bytes:
+        choice = CompletionChoice(0, answer.text, self._logprobs(answer.last.tokens), answer.last.finish_reason)
+        envelope = self._envelope
+        return _ENCODER.encode(
+            Completion(envelope.id, "text_completion", envelope.created, envelope.model, [choice], usage)
+        )
+
+    def _logprobs(self, tokens: list[ScoredToken]) -> CompletionLogprobs | None:
+        if not tokens:
+            return None
+        top = [dict(zip(map(self._spell, token.logprobs.top_ids), token.logprobs.top, strict=True)) for token in tokens]
+        return CompletionLogprobs(
+            tokens=[self._spell(token.token_id) for token in tokens],
+            token_logprobs=[token.logprobs.chosen for token in tokens],
+            top_logprobs=top,
+            text_offset=[token.offset for token in tokens],
+        )
+
+    def _spell(self, token_id: int) -> str:
+        r"""The token's text; one that holds part of a character is spelled as OpenAI does, `bytes:\xe2\x82`."""
+        raw = self._text.token_bytes(token_id)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

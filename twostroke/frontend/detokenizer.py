@@ -1,0 +1,77 @@
+"""Token ids to text as they arrive: what is given out is final, and together it is what decoding all ids at once gives.
+
+A token may hold part of a character. Two kinds of tails are therefore held back until more tokens settle them:
+
+* text that ends with U+FFFD: the last bytes may be the start of a character (byte-level vocabularies);
+* byte tokens such as `<0xE2>`: their decoder looks at a whole run of them, and one wrong byte turns all of the run into
+  replacement characters.
+
+Decoding also depends on the tokens before (a leading space is stripped at the start of a text only), so each step
+decodes the new tokens together with a few tokens before them, whose own text is cut off again. Special tokens have no
+text and are left out before decoding.
+"""
+
+import re
+from typing import Protocol
+
+REPLACEMENT = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class Vocabulary(Protocol):
+    """What a detokenizer asks of a tokenizer."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of `token_ids`, special tokens left out."""
+        ...
+
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of one token; None for an id that it does not know."""
+        ...
+
+    def is_silent(self, token_id: int) -> bool:
+        """Whether a token never has text: a special token, or an id beyond the vocabulary."""
+        ...
+
+
+class Detokenizer:
+    """Decodes one sequence incrementally.
+
+    Args:
+        vocabulary: Decodes.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._window: list[int] = []  # context, whose text is out already, and then the tokens whose text is held
+        self._given = 0  # characters of the window's text that are out
+        self._context = 0  # tokens of the window that are context
+
+    def push(self, token_ids: list[int]) -> str:
+        """Take new tokens; returns the text that is certain now, "" if none is."""
+        audible = [token for token in token_ids if not self._vocabulary.is_silent(token)]
+        if not audible:
+            return ""
+        self._window += audible
+        if _is_byte(self._vocabulary, self._window[-1]):
+            return ""
+        text = self._vocabulary.decode(self._window)
+        if text.endswith(REPLACEMENT) or len(text) <= self._given:
+            return ""
+        new = text[self._given :]
+        # The tokens decoded just now are enough context for the next ones.
+        self._window = self._window[self._context :]
+        self._context = len(self._window)
+        self._given = len(self._vocabulary.decode(self._window))
+        return new
+
+    def finish(self) -> str:
+        """The text held back, as it is: nothing follows that could settle it."""
+        text = self._vocabulary.decode(self._window)[self._given :] if self._window else ""
+        self._window, self._given, self._context = [], 0, 0
+        return text
+
+
+def _is_byte(vocabulary: Vocabulary, token_id: int) -> bool:
+    token = vocabulary.token(token_id)
+    return token is not None and len(token) == 6 and _BYTE_TOKEN.fullmatch(token) is not None  # noqa: PLR2004 - `<0xE2>`

@@ -1,0 +1,129 @@
+"""One HTTP request and its answer, with the rule that a failure has one form before the first byte and one after.
+
+open --json()/fail()--> complete                           (a status code and a JSON body)
+open --event(...)--> streaming --event(...)--> streaming   (status 200, server-sent events)
+streaming --event(last=True)/fail()--> complete            (fail: one `data: {"error": ...}` event, then the end)
+any --the client closes--> left                            (nothing is sent any more)
+"""
+
+import asyncio
+import contextlib
+import enum
+from collections.abc import Callable, Iterator
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from twostroke.frontend.errors import CLIENT_LEFT, ApiError, ClientLeftError, Kind, problem_of
+
+log = structlog.get_logger(__name__)
+
+_JSON = [(b"content-type", b"application/json")]
+_EVENTS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold events back otherwise
+]
+
+
+class State(enum.Enum):
+    """How far the answer has come."""
+
+    OPEN = "open"
+    STREAMING = "streaming"
+    COMPLETE = "complete"
+    LEFT = "left"
+
+
+class Exchange:
+    """Reads one request and writes one answer."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self.state = State.OPEN
+
+    async def body(self, limit: int) -> bytes:
+        """The request's whole body.
+
+        Raises:
+            ApiError: It is longer than `limit` bytes (413).
+            ClientLeftError: The client left before it was sent.
+        """
+        announced = next((value for name, value in self._scope["headers"] if name == b"content-length"), b"")
+        _refuse_above(limit, int(announced) if announced.isdigit() else 0)
+        chunks: list[bytes] = []
+        size = 0
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.state = State.LEFT
+                raise ClientLeftError("the client left while it sent its request")
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            _refuse_above(limit, size)
+            more = message.get("more_body", False)
+        return b"".join(chunks)
+
+    @contextlib.contextmanager
+    def watch(self, on_left: Callable[[], None]) -> Iterator[None]:
+        """Within the context, call `on_left` as soon as the client closes its connection. The body was read before."""
+
+        async def wait() -> None:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            if self.state in (State.OPEN, State.STREAMING):
+                self.state = State.LEFT
+                on_left()
+
+        task = asyncio.get_running_loop().create_task(wait())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def json(self, body: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        """Answer with a JSON body and be complete."""
+        length = (b"content-length", b"%d" % len(body))
+        await self._send(
+            {"type": "http.response.start", "status": status, "headers": [*_JSON, length, *(headers or [])]}
+        )
+        await self._send({"type": "http.response.body", "body": body})
+        self.state = State.COMPLETE
+
+    async def event(self, data: bytes, *, last: bool = False) -> None:
+        """Write encoded events; the first ones start the stream with status 200, the last ones complete it.
+
+        Waits while the client reads slower than tokens come.
+        """
+        if self.state is State.OPEN:
+            await self._send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+            self.state = State.STREAMING
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        if last and self.state is State.STREAMING:
+            self.state = State.COMPLETE
+
+    async def fail(self, error: BaseException) -> int:
+        """End with `error`, in the form that the state asks for.
+
+        Returns:
+            The status that this failure is, whether it could still be sent as one or not.
+        """
+        if self.state is State.LEFT:
+            return CLIENT_LEFT
+        problem = problem_of(error)
+        if problem.unexpected:
+            log.error("unexpected error while answering", path=self._scope["path"], exc_info=error)
+        if self.state is State.OPEN:
+            await self.json(problem.body, problem.status, problem.headers)
+        elif self.state is State.STREAMING:
+            await self.event(b"data: " + problem.body + b"\n\n", last=True)
+        return problem.status
+
+
+def _refuse_above(limit: int, size: int) -> None:
+    if size > limit:
+        message = f"the body of {size} bytes or more is larger than the limit of {limit} bytes"
+        raise ApiError(Kind.TOO_LARGE, message, code="request_too_large")

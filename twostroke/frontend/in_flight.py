@@ -1,0 +1,78 @@
+"""The requests that a frontend serves now: their bound, and how the stop ends them.
+
+open --stop_admitting()--> stopping     (new requests get 503, running ones go on)
+fail_pending(): every running result fails, so that each client gets its one final event
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+from twostroke.executor.base import GenerationExecutor
+from twostroke.executor.result import GenerationResult
+from twostroke.frontend.errors import ApiError, Kind
+from twostroke.protocol.errors import OverloadedError, TwostrokeError
+
+STOPPING = "this server is shutting down; send the request again"
+
+
+class InFlight:
+    """Knows every request of one frontend. Used on its event loop only.
+
+    Args:
+        executor: Told to abort what `fail_pending` ends.
+        limit: Requests at the same time at most.
+    """
+
+    def __init__(self, executor: GenerationExecutor, limit: int) -> None:
+        self._executor = executor
+        self._limit = limit
+        self._admitted = 0
+        self._results: set[GenerationResult] = set()
+        self.stopping = False
+
+    @contextlib.contextmanager
+    def slot(self) -> Iterator[None]:
+        """Hold one of the limited places for the time of a request.
+
+        Raises:
+            OverloadedError: The frontend stops (503).
+            ApiError: All places are taken (429).
+        """
+        if self.stopping:
+            raise OverloadedError(STOPPING)
+        if self._admitted >= self._limit:
+            message = f"{self._limit} requests are in flight already, which is the limit; try again soon"
+            raise ApiError(Kind.OVER_LIMIT, message, code="too_many_requests")
+        self._admitted += 1
+        try:
+            yield
+        finally:
+            self._admitted -= 1
+
+    @contextlib.contextmanager
+    def tracked(self, result: GenerationResult) -> Iterator[None]:
+        """Let `fail_pending` reach `result`; whatever ends the context early aborts it."""
+        self._results.add(result)
+        try:
+            yield
+        finally:
+            self._results.discard(result)
+            if not result.done:
+                self._executor.abort_request(result.key.client_id)
+
+    def stop_admitting(self) -> None:
+        """Refuse new requests from now on."""
+        self.stopping = True
+
+    def fail_pending(self) -> None:
+        """End every running request with an error that asks the client to try again."""
+        for result in list(self._results):
+            self.end(result, OverloadedError(STOPPING))
+
+    def end(self, result: GenerationResult, error: TwostrokeError) -> None:
+        """Fail `result` with `error` and take its work from the engine."""
+        if result.done:
+            return
+        result.fail(error)
+        result.wake()
+        self._executor.abort_request(result.key.client_id)

@@ -1,0 +1,190 @@
+"""From the fields of an OpenAI request to sampling parameters; every refusal is an error that names its field."""
+
+import re
+import secrets
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from twostroke.executor.base import ServedModel
+from twostroke.frontend.errors import ApiError, Kind
+from twostroke.frontend.tokenizer import SamplingDefaults
+from twostroke.protocol.errors import InvalidRequestError
+from twostroke.protocol.openai import INTERNAL, NULL, REFUSED, NotServed, SamplingFields
+from twostroke.protocol.requests import GenerationRequest
+from twostroke.protocol.sampling import MAX_SEED, SamplingParams
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 512
+
+_MISSING = re.compile(r"missing required field `(.+?)`")
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+
+B = TypeVar("B", bound=SamplingFields)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request that was read and found right.
+
+    Attributes:
+        request: For the executor.
+        prompt_tokens: Length of the prompt.
+        stop: Stop strings.
+        stream: Whether the client wants events.
+        include_usage: Whether the stream ends with the token counts.
+    """
+
+    request: GenerationRequest
+    prompt_tokens: int
+    stop: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLimit:
+    """How long the output may be.
+
+    Attributes:
+        given: What the client asks for, if it does.
+        field: The field that it used.
+        default: What it gets otherwise; None for all that the context leaves.
+    """
+
+    given: int | None
+    field: str
+    default: int | None
+
+
+def decode_body(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
+    """The request in `body`.
+
+    Raises:
+        InvalidRequestError: It is no JSON, or a field is missing or has the wrong type; `param` names it.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        missing, path = _MISSING.search(message), _PATH.search(message)
+        parts = [path[1] if path else "", missing[1] if missing else ""]
+        param = ".".join(part for part in parts if part) or None
+        problem = _PATH.sub("", message)
+        raise InvalidRequestError(f"{param}: {problem}" if param else problem, param) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
+
+
+def refuse_unserved(body: NotServed) -> None:
+    """Refuse fields that would change the answer but are not served.
+
+    Raises:
+        InvalidRequestError: A field of `REFUSED` asks for something, or a field of `INTERNAL` is there at all.
+    """
+    for name in NotServed.__struct_fields__:
+        raw: msgspec.Raw = getattr(body, name)
+        if raw is NULL or bytes(raw) == b"null":
+            continue
+        if name in INTERNAL:
+            raise InvalidRequestError(f"{name} belongs to the cluster's own protocol; leave it out", name)
+        if msgspec.json.decode(raw) not in REFUSED[name]:
+            raise InvalidRequestError(f"{name} is not supported yet; leave it out", name)
+
+
+def check_model(given: str | None, model: ServedModel) -> None:
+    """Refuse a model that is not served (404)."""
+    if given is not None and given != model.name:
+        message = f"the model `{given}` does not exist here; the served model is `{model.name}`"
+        raise ApiError(Kind.NOT_FOUND, message, "model", "model_not_found")
+
+
+def check_token_ids(token_ids: list[int], model: ServedModel, field: str) -> None:
+    """Refuse token ids outside the vocabulary."""
+    wrong = next((token for token in token_ids if not 0 <= token < model.vocab_size), None)
+    if wrong is not None:
+        message = f"{field}: token id {wrong} is not in the vocabulary of 0 to {model.vocab_size - 1}"
+        raise InvalidRequestError(message, field)
+
+
+def stop_strings(given: str | list[str] | None) -> tuple[str, ...]:
+    """The stop strings, whatever form they were given in."""
+    stops = (given,) if isinstance(given, str) else tuple(given or ())
+    if len(stops) > MAX_STOP_STRINGS:
+        raise InvalidRequestError(f"stop must hold at most {MAX_STOP_STRINGS} texts, not {len(stops)}", "stop")
+    for stop in stops:
+        if not 1 <= len(stop) <= MAX_STOP_CHARS:
+            message = f"stop must hold texts of 1 to {MAX_STOP_CHARS} characters, not {len(stop)}"
+            raise InvalidRequestError(message, "stop")
+    return stops
+
+
+def wants_usage(body: SamplingFields) -> bool:
+    """Whether a stream ends with the token counts.
+
+    Raises:
+        InvalidRequestError: `stream_options` without a stream.
+    """
+    if body.stream_options is None:
+        return False
+    if not body.stream:
+        raise InvalidRequestError("stream_options needs stream to be true", "stream_options")
+    return bool(body.stream_options.include_usage)
+
+
+def output_limit(limit: OutputLimit, prompt_tokens: int, model: ServedModel, prompt_field: str) -> int:
+    """How many tokens the output may have.
+
+    Raises:
+        InvalidRequestError: The prompt, or the prompt and the output asked for, do not fit the context.
+    """
+    room = model.max_model_len - prompt_tokens
+    if room < 1:
+        message = (
+            f"the prompt of {prompt_tokens} tokens leaves no room for output: "
+            f"the model's context holds {model.max_model_len} tokens in all; shorten the prompt"
+        )
+        raise InvalidRequestError(message, prompt_field)
+    if limit.given is None:
+        return room if limit.default is None else min(limit.default, room)
+    if limit.given > room:
+        message = (
+            f"{limit.field} of {limit.given} and the prompt of {prompt_tokens} tokens do not fit: "
+            f"the model's context holds {model.max_model_len} tokens in all; "
+            f"ask for at most {room} or shorten the prompt"
+        )
+        raise InvalidRequestError(message, limit.field)
+    if limit.given < 1:
+        raise InvalidRequestError(f"{limit.field} must be at least 1, not {limit.given}", limit.field)
+    return limit.given
+
+
+def sampling_params(
+    body: SamplingFields, max_tokens: int, logprobs: int | None, model: ServedModel, defaults: SamplingDefaults
+) -> SamplingParams:
+    """How tokens are chosen; a seed is drawn if the client gave none, so that a retry repeats the same tokens.
+
+    Raises:
+        InvalidRequestError: A value is outside its range.
+    """
+    stop_token_ids = body.stop_token_ids or []
+    check_token_ids(stop_token_ids, model, "stop_token_ids")
+    top_k = defaults.top_k if body.top_k is None else body.top_k
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=body.min_tokens or 0,
+            temperature=defaults.temperature if body.temperature is None else body.temperature,
+            # Both 0 and -1 say "all tokens" in common clients; more than the vocabulary says so too.
+            top_k=0 if top_k == -1 else min(top_k, model.vocab_size),
+            top_p=defaults.top_p if body.top_p is None else body.top_p,
+            # Clients send any integer; equal seeds stay equal.
+            seed=secrets.randbelow(MAX_SEED + 1) if body.seed is None else body.seed & MAX_SEED,
+            stop_token_ids=tuple(stop_token_ids),
+            ignore_eos=bool(body.ignore_eos),
+            logprobs=logprobs,
+        )
+    except ValueError as error:
+        message = str(error)
+        raise InvalidRequestError(message, message.partition(" ")[0]) from None

@@ -1,0 +1,98 @@
+"""What differs between the endpoints that generate text: how a body is read and how an answer is written."""
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from twostroke.frontend.output import Piece
+from twostroke.frontend.request_fields import Submission
+from twostroke.protocol.openai import Usage
+
+
+@dataclass(slots=True)
+class Answer:
+    """A whole answer, collected from its pieces."""
+
+    text: str = ""
+    last: Piece = field(default_factory=Piece)
+
+    def add(self, piece: Piece) -> None:
+        """Append `piece`."""
+        self.text += piece.text
+        self.last.tokens += piece.tokens
+        self.last.finish_reason = piece.finish_reason
+
+
+class AnswerWriter(Protocol):
+    """Writes one request's answer, in pieces or as a whole."""
+
+    def first(self) -> bytes:
+        """The event before the first piece; b"" if there is none."""
+        ...
+
+    def piece(self, piece: Piece) -> bytes:
+        """The event of one piece."""
+        ...
+
+    def usage(self, usage: Usage) -> bytes:
+        """The event of the token counts."""
+        ...
+
+    def whole(self, answer: Answer, usage: Usage) -> bytes:
+        """The JSON body of an answer that is not streamed."""
+        ...
+
+
+class Surface(Protocol):
+    """One endpoint's schema."""
+
+    @property
+    def name(self) -> str:
+        """Label in metrics and logs."""
+        ...
+
+    async def read(self, body: bytes, deadline_s: float) -> Submission:
+        """Read and check a request body.
+
+        Raises:
+            InvalidRequestError: Something in it is wrong.
+            ApiError: It asks for another model.
+            EngineDeadError: Nothing is known of the model.
+        """
+        ...
+
+    def writer(self, submission: Submission) -> AnswerWriter:
+        """A writer for the answer to `submission`."""
+        ...
+
+
+class Envelope:
+    """The parts of a chunk that are the same in all chunks of a stream, encoded once.
+
+    A chunk is `data: {HEAD,"choices":[CHOICE],TAIL}` with `usage: null` in the tail if the stream ends with counts.
+
+    Args:
+        id_prefix: `cmpl` or `chatcmpl`.
+        kind: OpenAI's `object`.
+        model: Served name.
+        include_usage: Whether the stream ends with counts.
+    """
+
+    def __init__(self, id_prefix: str, kind: str, model: str, *, include_usage: bool) -> None:
+        self.id = f"{id_prefix}-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+        self.model = model
+        head = msgspec.json.encode({"id": self.id, "object": kind, "created": self.created, "model": model})[:-1]
+        self._head = b"data: " + head + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+
+    def chunk(self, choice: bytes) -> bytes:
+        """The event that carries one encoded choice."""
+        return self._head + choice + self._tail
+
+    def usage(self, usage: Usage) -> bytes:
+        """The event that carries the counts; it has no choice."""
+        return self._head + b'],"usage":' + msgspec.json.encode(usage) + b"}\n\n"

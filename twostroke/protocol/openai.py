@@ -1,0 +1,360 @@
+"""The OpenAI schema: what clients send to `/v1/...` and what they get back.
+
+Request structs name every field that is served. Fields that clients may send and that would change the answer, but
+that are not served yet, stand in `REFUSED`, with the values that ask for nothing and so do no harm. All else that
+clients send (`user`, `metadata`, ...) is ignored, as OpenAI does.
+
+Null means "not given" everywhere, because clients send it so.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import msgspec
+
+NULL = msgspec.Raw(b"null")
+
+REFUSED: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "n": (1,),
+        "best_of": (1,),
+        "presence_penalty": (0,),
+        "frequency_penalty": (0,),
+        "repetition_penalty": (1,),
+        "min_p": (0,),
+        "logit_bias": ({},),
+        "bad_words": ([],),
+        "include_stop_str_in_output": (False,),
+        "prompt_logprobs": (0, False),
+        "echo": (False,),
+        "suffix": ("",),
+        "use_beam_search": (False,),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "response_format": ({"type": "text"},),
+        "guided_json": (),
+        "guided_regex": (),
+        "guided_grammar": (),
+        "guided_choice": (),
+        "structured_outputs": (),
+        "modalities": (["text"],),
+        "audio": (),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+    }
+)
+"""Fields not served yet, each with the values that change nothing."""
+
+INTERNAL = frozenset(
+    {
+        "context_phase_params",
+        "disaggregated_params",
+        "generated_ids",
+        "kv_transfer_params",
+        "phase",
+    }
+)
+"""Fields that only the cluster's own parts speak of; a public request that carries one is refused."""
+
+
+class NotServed(msgspec.Struct, kw_only=True):
+    """The fields of `REFUSED` and `INTERNAL`, kept undecoded until one is given."""
+
+    n: msgspec.Raw = NULL
+    best_of: msgspec.Raw = NULL
+    presence_penalty: msgspec.Raw = NULL
+    frequency_penalty: msgspec.Raw = NULL
+    repetition_penalty: msgspec.Raw = NULL
+    min_p: msgspec.Raw = NULL
+    logit_bias: msgspec.Raw = NULL
+    bad_words: msgspec.Raw = NULL
+    include_stop_str_in_output: msgspec.Raw = NULL
+    prompt_logprobs: msgspec.Raw = NULL
+    echo: msgspec.Raw = NULL
+    suffix: msgspec.Raw = NULL
+    use_beam_search: msgspec.Raw = NULL
+    tools: msgspec.Raw = NULL
+    tool_choice: msgspec.Raw = NULL
+    functions: msgspec.Raw = NULL
+    function_call: msgspec.Raw = NULL
+    response_format: msgspec.Raw = NULL
+    guided_json: msgspec.Raw = NULL
+    guided_regex: msgspec.Raw = NULL
+    guided_grammar: msgspec.Raw = NULL
+    guided_choice: msgspec.Raw = NULL
+    structured_outputs: msgspec.Raw = NULL
+    modalities: msgspec.Raw = NULL
+    audio: msgspec.Raw = NULL
+    add_generation_prompt: msgspec.Raw = NULL
+    continue_final_message: msgspec.Raw = NULL
+    chat_template: msgspec.Raw = NULL
+    chat_template_kwargs: msgspec.Raw = NULL
+    context_phase_params: msgspec.Raw = NULL
+    disaggregated_params: msgspec.Raw = NULL
+    generated_ids: msgspec.Raw = NULL
+    kv_transfer_params: msgspec.Raw = NULL
+    phase: msgspec.Raw = NULL
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream carries besides text.
+
+    Attributes:
+        include_usage: A last chunk with the token counts, and `usage: null` in all others.
+    """
+
+    include_usage: bool | None = None
+
+
+class SamplingFields(NotServed, kw_only=True):
+    """What both endpoints share. Those below `seed` are extra body fields, spelled as vLLM spells them.
+
+    Attributes:
+        model: Served name; required by the schema, optional here.
+        stream: Answer with server-sent events.
+        stream_options: What the stream carries.
+        max_tokens: Output length at most.
+        temperature: 0 is greedy.
+        top_p: Nucleus sampling.
+        stop: Text, or up to `MAX_STOP_STRINGS` texts, that end the output and are not part of it.
+        seed: Same seed, same output.
+        top_k: Keep the k likeliest tokens; 0 and -1 keep all.
+        min_tokens: Output length at least.
+        ignore_eos: The model's end-of-sequence tokens do not end the output.
+        stop_token_ids: Further tokens that end the output.
+        cache_salt: Separates the prefix cache of whoever shares the salt from all others.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    top_k: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    cache_salt: str | None = None
+
+
+class CompletionBody(SamplingFields, kw_only=True):
+    """The body of `POST /v1/completions`.
+
+    Attributes:
+        prompt: A text, token ids, or a list that holds exactly one of either.
+        logprobs: The chosen token's logprob and those of the k likeliest tokens.
+    """
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+
+
+class ContentPart(msgspec.Struct):
+    """One part of a message; only `text` parts are served."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct, omit_defaults=True):
+    """One message of a conversation.
+
+    Attributes:
+        role: `system`, `user`, `assistant`, or what else the model's template knows.
+        content: Text, or text parts.
+        name: Who speaks, for templates that use it.
+        tool_calls: Not served yet.
+        tool_call_id: Not served yet.
+    """
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: msgspec.Raw = NULL
+    tool_call_id: str | None = None
+
+
+class ChatBody(SamplingFields, kw_only=True):
+    """The body of `POST /v1/chat/completions`.
+
+    Attributes:
+        messages: The conversation, oldest first.
+        max_completion_tokens: OpenAI's newer name of `max_tokens`.
+        logprobs: Whether to report logprobs.
+        top_logprobs: How many alternatives to report at each token.
+    """
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """How many prompt tokens came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def count(cls, prompt: int, completion: int, cached: int) -> "Usage":
+        """Counts of a request; `cached` never exceeds the prompt."""
+        return cls(prompt, completion, prompt + completion, PromptTokensDetails(min(cached, prompt)))
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Logprobs in the form of `/v1/completions`: parallel lists, one entry a token.
+
+    Attributes:
+        tokens: Text of each token.
+        token_logprobs: Its logprob.
+        top_logprobs: The likeliest tokens and their logprobs.
+        text_offset: Where the token begins in the output text, in characters.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct):
+    """One text, or one piece of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class Completion(msgspec.Struct):
+    """Answer of `/v1/completions`."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class TopLogprob(msgspec.Struct):
+    """A likely token: text, logprob, and its bytes, since a token may hold part of a character only."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct):
+    """A chosen token with its likeliest alternatives."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Logprobs in the form of `/v1/chat/completions`."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(msgspec.Struct):
+    """What the model said."""
+
+    role: str
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One answer of a chat."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class ChatCompletion(msgspec.Struct):
+    """Answer of `/v1/chat/completions`, not streamed."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class Delta(msgspec.Struct, omit_defaults=True):
+    """What a chunk adds to the message."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """One piece of one answer."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class Model(msgspec.Struct):
+    """An entry of `/v1/models`."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct):
+    """Answer of `/v1/models`."""
+
+    object: str
+    data: list[Model]
+
+
+class ErrorObject(msgspec.Struct, frozen=True):
+    """What went wrong, in OpenAI's form.
+
+    Attributes:
+        message: For people.
+        type: Coarse kind (`invalid_request_error`, `server_error`, ...).
+        param: The request field at fault, if one is.
+        code: Fine kind for programs, if there is one.
+    """
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every error, and the data of a stream's error event."""
+
+    error: ErrorObject
