@@ -2,6 +2,7 @@
 
 import os
 import socket as system_socket
+import threading
 from dataclasses import dataclass
 
 import zmq
@@ -84,10 +85,14 @@ class Wake:
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lock = threading.Lock()
+        self._closed = False
 
     def set(self) -> None:
-        """Wake the poller, now or at its next poll."""
-        os.eventfd_write(self.descriptor, 1)
+        """Wake the poller, now or at its next poll; nothing happens after `close`."""
+        with self._lock:  # the descriptor's number may belong to something else once it is closed
+            if not self._closed:
+                os.eventfd_write(self.descriptor, 1)
 
     def clear(self) -> None:
         """Forget the wakes so far."""
@@ -97,5 +102,7 @@ class Wake:
             return  # nothing to forget
 
     def close(self) -> None:
-        """Free the descriptor; nobody may call `set` any more."""
-        os.close(self.descriptor)
+        """Free the descriptor."""
+        with self._lock:
+            self._closed = True
+            os.close(self.descriptor)
