@@ -1,239 +1,63 @@
-"""A worker without an engine: answers every request with tokens that anyone can foretell.
+"""`python -m tests.support.fake_worker`: a real worker process around an instant runner, for tests that start many.
 
-Output token number `offset` of a prompt is `(sum(prompt) + offset) % VOCABULARY`. The first prompt token may be one of
-`Act`: then the worker does that instead. A whole process is run by `python -m tests.support.fake_worker`; its start is
-scripted by the name of the model (`Script`).
+It takes its role from the launch spec, as the real entry points together do. The model's path may hold commands for
+the runner, separated by commas: `slow=0.05` sleeps before each step, `crash=7` fails when the prompt starts with that
+token, `broken` fails to load.
 """
 
-import enum
-import os
-import signal
-import threading
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from twostroke.ipc.endpoint import EndpointOptions, FrontendLost, Inbound, WorkerEndpoint
-from twostroke.ipc.launch import LaunchSpec, read_launch_spec
-from twostroke.protocol.ids import SequenceKey
-from twostroke.protocol.requests import Abort, Drain, GenerationRequest, Phase, Shutdown
-from twostroke.protocol.responses import FinishReason, ResponseBatch, SequenceOutput
-from twostroke.protocol.sampling import SamplingParams
-from twostroke.protocol.tokens import pack_tokens, token_count, unpack_tokens
-from twostroke.protocol.transfer import LayoutFingerprint
-from twostroke.protocol.worker import (
-    Heartbeat,
-    InitProgress,
-    WorkerDescription,
-    WorkerFailed,
-    WorkerIdentity,
-    WorkerLoad,
-    WorkerReady,
-    WorkerStopping,
-)
-
-VOCABULARY = 1000
-STEP_S = 0.001
-HEARTBEAT_S = 0.25
+from tests.support.fake_runner import FakeRunner
+from twostroke.engine.interfaces import Runner, SampledToken, StepPlan
+from twostroke.protocol.config import EngineConfig, ModelConfig
+from twostroke.protocol.errors import ModelError
+from twostroke.protocol.worker import Role
+from twostroke.worker.main import run_worker
+from twostroke.worker.role_part import AggregatedPart, RoleContext, RolePart
 
 
-class Act(enum.IntEnum):
-    """First prompt tokens that make the worker misbehave."""
+class CommandedRunner(FakeRunner):
+    """A fake runner that misbehaves on demand."""
 
-    HANG = 900
-    KILL_ITSELF = 901
-    FINISH_AND_KILL_ITSELF = 902
-    STOP = 903
-    FREEZE = 904
+    slow_s = 0.0
+    crash_token: int | None = None
 
-
-class Script(enum.StrEnum):
-    """Model names that script the start of a worker process."""
-
-    NORMAL = "normal"
-    FAIL = "fail"
-    DIE_EARLY = "die-early"
-    DIE_LOADING = "die-loading"
-    LOAD_FOREVER = "load-forever"
-    IGNORE_SHUTDOWN = "ignore-shutdown"
+    def run(self, plan: StepPlan) -> list[SampledToken]:
+        """Sleep, crash or run."""
+        time.sleep(self.slow_s)
+        if any(part.start == 0 and part.token_ids[0] == self.crash_token for part in plan.slices):
+            raise RuntimeError("told to crash")
+        return super().run(plan)
 
 
-def expected_tokens(prompt: Sequence[int], count: int, start: int = 0) -> list[int]:
-    """What a fake worker makes of `prompt`."""
-    return [(sum(prompt) + offset) % VOCABULARY for offset in range(start, start + count)]
+def load_fake_runner(model: ModelConfig, config: EngineConfig, progress: Callable[[str], None]) -> Runner:
+    """Make the runner that the model's path describes."""
+    progress("pretending to load")
+    commands = dict(command.partition("=")[::2] for command in model.path.split(",") if command)
+    if "broken" in commands:
+        raise ModelError(f"{model.path} is told to be broken")
+    runner = CommandedRunner(num_blocks=config.kv_cache.num_blocks or 64, block_size=config.kv_cache.block_size)
+    runner.slow_s = float(commands.get("slow", 0.0))
+    runner.crash_token = int(commands["crash"]) if "crash" in commands else None
+    return runner
 
 
-def make_request(key: SequenceKey, prompt: Sequence[int], max_tokens: int = 4) -> GenerationRequest:
-    """A plain request."""
-    return GenerationRequest(
-        key=key, prompt_ids=pack_tokens(prompt), sampling=SamplingParams(max_tokens=max_tokens), phase=Phase.FULL
-    )
+def make_part(context: RoleContext) -> RolePart:
+    """The part of the role that the spec names."""
+    match context.role:
+        case Role.CONTEXT:
+            from context_server.worker import make_context_part  # noqa: PLC0415 - loads the transfer libraries
 
+            return make_context_part(context)
+        case Role.GENERATION:
+            from generation_server.worker import make_generation_part  # noqa: PLC0415 - likewise
 
-def describe(spec: LaunchSpec, address: str) -> WorkerDescription:
-    """What a fake worker says of itself."""
-    return WorkerDescription(
-        role=spec.role,
-        model=spec.model.name,
-        max_model_len=4096,
-        vocab_size=VOCABULARY,
-        eos_token_ids=(2,),
-        num_blocks=64,
-        max_sequences=8,
-        layout=LayoutFingerprint("fake", "float32", 16, 1, 1, 8),
-        address=address,
-    )
-
-
-@dataclass(slots=True)
-class _Running:
-    frontend_id: int
-    request: GenerationRequest
-    made: int = 0
-
-
-class FakeWorker:
-    """Serves an endpoint until told to stop. `run` belongs to one thread; the counts are read by tests."""
-
-    def __init__(self, spec: LaunchSpec, options: EndpointOptions | None = None) -> None:
-        self.spec = spec
-        self.endpoint = WorkerEndpoint(spec, options or EndpointOptions())
-        self.address = self.endpoint.address
-        self.running: dict[SequenceKey, _Running] = {}
-        self.aborts: list[Abort] = []
-        self.lost: list[int] = []
-        self.draining = False
-        self.submitted = 0
-        self.frozen = threading.Event()
-        self._stop = threading.Event()
-        self._beat_at = 0.0
-
-    def stop(self) -> None:
-        """Make `run` return; from any thread."""
-        self._stop.set()
-        self.endpoint.wake()
-
-    def run(self) -> None:
-        """Serve, then say goodbye."""
-        self.endpoint.describe(describe(self.spec, self.address))
-        while not self._stop.is_set():
-            if self.frozen.is_set():
-                time.sleep(0.01)
-                continue
-            for event in self.endpoint.poll(STEP_S if self.running else 0.05):
-                self._handle(event)
-            self._heartbeat()
-            self._step()
-        self.endpoint.broadcast(WorkerStopping(self.spec.epoch, "the fake worker was told to stop"))
-        time.sleep(0.05)  # lets ZMQ put the farewell on the wire
-        self.endpoint.close()
-
-    def _handle(self, event: Inbound | FrontendLost) -> None:
-        if isinstance(event, FrontendLost):
-            self.lost.append(event.frontend_id)
-            self._forget(lambda entry: entry.frontend_id == event.frontend_id)
-            return
-        body = event.body
-        if isinstance(body, GenerationRequest):
-            self.submitted += 1
-            self._admit(_Running(event.frontend_id, body, token_count(body.generated_ids)))
-        elif isinstance(body, Abort):
-            self.aborts.append(body)
-            self._forget(
-                lambda entry: (
-                    entry.request.key.client_id == body.client_id and body.index in (None, entry.request.key.index)
-                )
-            )
-        elif isinstance(body, Drain):
-            self.draining = True
-        elif isinstance(body, Shutdown) and self.spec.model.name != Script.IGNORE_SHUTDOWN:
-            self._stop.set()
-
-    def _forget(self, matches: object) -> None:
-        assert callable(matches)
-        for key in [key for key, entry in self.running.items() if matches(entry)]:
-            del self.running[key]
-
-    def _admit(self, entry: _Running) -> None:
-        first = unpack_tokens(entry.request.prompt_ids)[0]
-        if first == Act.KILL_ITSELF:
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif first == Act.FREEZE:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        elif first == Act.STOP:
-            self._stop.set()
-        elif first == Act.FINISH_AND_KILL_ITSELF:
-            while (output := self._output(entry)) is not None:
-                self.endpoint.send(entry.frontend_id, ResponseBatch(self.spec.epoch, [output]))
-                if output.final:
-                    break
-            time.sleep(0.1)  # the tokens leave this process; then it dies
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif first != Act.HANG:
-            self.running[entry.request.key] = entry
-
-    def _output(self, entry: _Running) -> SequenceOutput | None:
-        request = entry.request
-        tokens = expected_tokens(unpack_tokens(request.prompt_ids), 1, entry.made)
-        output = SequenceOutput(key=request.key, offset=entry.made, token_ids=pack_tokens(tokens))
-        entry.made += 1
-        if entry.made - token_count(request.generated_ids) >= (request.sampling.max_tokens or 1):
-            return SequenceOutput(
-                key=output.key, offset=output.offset, token_ids=output.token_ids, finish_reason=FinishReason.LENGTH
-            )
-        return output
-
-    def _step(self) -> None:
-        """One token for each running sequence, one message for each frontend."""
-        batches: dict[int, list[SequenceOutput]] = {}
-        for key, entry in list(self.running.items()):
-            output = self._output(entry)
-            if output is None:
-                continue
-            batches.setdefault(entry.frontend_id, []).append(output)
-            if output.final:
-                del self.running[key]
-        for frontend_id, outputs in batches.items():
-            self.endpoint.send(frontend_id, ResponseBatch(self.spec.epoch, outputs))
-
-    def _heartbeat(self) -> None:
-        now = time.monotonic()
-        if now - self._beat_at >= HEARTBEAT_S:
-            self._beat_at = now
-            load = WorkerLoad(running=len(self.running), admitting=not self.draining)
-            self.endpoint.broadcast(Heartbeat(self.spec.epoch, 0.0, load))
-
-
-def start_time_ticks(pid: int) -> int:
-    """Start of a process in clock ticks since boot."""
-    with open(f"/proc/{pid}/stat", encoding="ascii") as file:  # noqa: PTH123 - /proc
-        return int(file.read().rpartition(")")[2].split()[19])
-
-
-def main() -> int:
-    """Run one fake worker process as its script says."""
-    spec = read_launch_spec()
-    script = Script(spec.model.name)
-    if script is Script.DIE_EARLY:
-        os.kill(os.getpid(), signal.SIGTERM)
-    worker = FakeWorker(spec)
-    pid = os.getpid()
-    report = worker.endpoint.report
-    report(
-        WorkerIdentity(rank=0, pid=pid, start_time=start_time_ticks(pid), host=os.uname().nodename, epoch=spec.epoch)
-    )
-    report(InitProgress(spec.epoch, "pretending to load weights"))
-    if script is Script.FAIL:
-        report(WorkerFailed(spec.epoch, 0, "there are no weights in this fake"))
-        return 1
-    if script is Script.DIE_LOADING:
-        os.kill(pid, signal.SIGKILL)
-    if script is Script.LOAD_FOREVER:
-        time.sleep(600)
-    report(WorkerReady(spec.epoch, describe(spec, worker.address)))
-    worker.run()
-    return 0
+            return make_generation_part(context)
+        case Role.AGGREGATED:
+            return AggregatedPart()
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(run_worker(make_part, load_fake_runner))

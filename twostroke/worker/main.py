@@ -41,11 +41,12 @@ REPORT_S = 15.0
 """How long the launcher may take to acknowledge a status, the endpoint's own deadline included."""
 
 
-def run_worker(make_role_part: MakeRolePart | None = None) -> int:
+def run_worker(make_role_part: MakeRolePart | None = None, load_runner: LoadRunner = load_model_runner) -> int:
     """Run this process as the worker world that its launcher asks for.
 
     Args:
         make_role_part: Makes the role's part of a request's life; None for a worker that runs whole requests.
+        load_runner: Loads the model.
 
     Returns:
         The process's exit code.
@@ -61,7 +62,7 @@ def run_worker(make_role_part: MakeRolePart | None = None) -> int:
         endpoint = WorkerEndpoint(spec)
     except ConfigError as error:
         return _report_unbound(spec, error)
-    return Worker(spec, endpoint, load_model_runner, make_role_part or (lambda _: AggregatedPart())).run()
+    return Worker(spec, endpoint, load_runner, make_role_part or (lambda _: AggregatedPart())).run()
 
 
 class Worker:
@@ -109,6 +110,7 @@ class Worker:
         engine = Engine(runner, spec.engine, spec.role)
         self._role_part = self._make_role_part(
             RoleContext(
+                role=spec.role,
                 engine=engine,
                 epoch=spec.epoch,
                 config=spec.engine,

@@ -25,7 +25,8 @@ class RoleContext:
     """What a role part is built from.
 
     Attributes:
-        engine: The worker's engine.
+        role: The worker's role.
+        engine: Its engine.
         epoch: The worker's epoch.
         config: Its section of the configuration.
         secret: The cluster's secret of 32 bytes; None where there is none.
@@ -33,6 +34,7 @@ class RoleContext:
         wake: Makes the engine loop go round; callable from any thread.
     """
 
+    role: Role
     engine: Engine
     epoch: int
     config: EngineConfig
