@@ -19,6 +19,7 @@ from starlette.routing import Route
 from router.executor import RouterExecutor
 from router.ledger import HISTORY, LedgerEntry
 from router.workers import WorkerSlot
+from twostroke.protocol.openai import ErrorBody, ErrorObject
 from twostroke.protocol.worker import Role, WorkerDescription, WorkerLoad
 
 DEFAULT_LIMIT = 100
@@ -85,7 +86,8 @@ def create_admin_app(executor: RouterExecutor) -> Starlette:
     async def ledger(request: Request) -> Response:
         text = request.query_params.get("limit", str(DEFAULT_LIMIT))
         if not text.isdecimal() or int(text) > HISTORY:
-            return _json({"error": f"limit must be a number from 0 to {HISTORY}, not {text!r}"}, 400)
+            message = f"limit must be a number from 0 to {HISTORY}, not {text!r}"
+            return _json(ErrorBody(ErrorObject(message, "invalid_request_error", "limit")), 400)
         return _json(ledger_view(executor, int(text)))
 
     async def workers(_: Request) -> Response:
