@@ -124,7 +124,7 @@ def test_check_notices_tampering() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_counts_sum_to_the_total_through_random_moves(seed: int) -> None:
     """Random legal moves; the manager is recounted after each."""
-    print(f"seed {seed}")  # noqa: T201 - random tests print their seed
+    print(f"seed {seed}")
     rng = random.Random(seed)
     manager = BlockManager(8, 4)
     held: list[tuple[int, Hold]] = []

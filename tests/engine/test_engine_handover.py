@@ -34,7 +34,7 @@ class Pair:
 
     def reserve(self, request: GenerationRequest, handover: Handover) -> Reservation:
         """Let the generation engine reserve what it lacks."""
-        [first] = unpack_tokens(handover.output.token_ids)
+        first = unpack_tokens(handover.output.token_ids)
         self.generation.add(handed_over(request, first, len(handover.blocks)))
         assert run_until_idle(self.generation) == {}
         [reservation] = self.generation.take_reservations()
@@ -189,7 +189,7 @@ def test_a_deadline_during_a_transfer_cancels_it() -> None:
     """Like an abort, with the deadline's error."""
     now = 0.0
     engine = Engine(FakeRunner(), engine_config(), Role.GENERATION, clock=lambda: now)
-    engine.add(handed_over(make_request(1, PROMPT, max_tokens=6, deadline_s=3.0), 5, blocks=3))
+    engine.add(handed_over(make_request(1, PROMPT, max_tokens=6, deadline_s=3.0), [5], blocks=3))
     engine.step()
     [reservation] = engine.take_reservations()
     assert is_idle(engine)
@@ -206,7 +206,7 @@ def test_while_all_wait_for_transfers_there_is_no_work() -> None:
     """The engine loop may sleep; the end of a transfer is work again."""
     engine = Engine(FakeRunner(num_blocks=4), engine_config(), Role.GENERATION)
     for client_id in (1, 2):
-        engine.add(handed_over(make_request(client_id, PROMPT, max_tokens=5), 5, blocks=3))
+        engine.add(handed_over(make_request(client_id, PROMPT, max_tokens=5), [5], blocks=3))
     engine.step()
     [reservation] = engine.take_reservations()
     engine.step()

@@ -7,7 +7,9 @@ import pytest
 from tests.support.engine_requests import engine_config, handed_over, make_request, run_until_idle, tokens_of
 from tests.support.fake_runner import FakeRunner, expected_output
 from twostroke.engine.engine import Engine
+from twostroke.engine.interfaces import SequenceSlice, StepPlan
 from twostroke.protocol.requests import Phase
+from twostroke.protocol.sampling import SamplingParams
 from twostroke.protocol.worker import Role
 
 
@@ -116,7 +118,7 @@ def test_reservations_are_capped_and_served_in_order(cap: float, reserved_at_onc
     """Four hand-overs of 2 blocks each into 8 blocks; as each round of transfers ends, the next are reserved."""
     engine = Engine(FakeRunner(num_blocks=8), engine_config(max_reserved_share=cap), Role.GENERATION)
     for client_id in range(1, 5):
-        engine.add(handed_over(make_request(client_id, prompt_of(client_id, 7), max_tokens=3), 5, blocks=2))
+        engine.add(handed_over(make_request(client_id, prompt_of(client_id, 7), max_tokens=3), [5], blocks=2))
     seen, order = [], []
     while engine.has_work:
         engine.step()
@@ -156,3 +158,33 @@ def test_a_prompt_above_the_cap_of_leases_is_admitted_alone() -> None:
     engine.add(make_request(1, prompt_of(1, 16), phase=Phase.CONTEXT_ONLY, max_tokens=9))
     run_until_idle(engine)
     assert [len(handover.blocks) for handover in engine.take_handovers()] == [4]
+
+
+def computed_prompt(prompt: list[int], block_size: int) -> FakeRunner:
+    """A cache whose blocks 0, 1, ... hold the K and V of `prompt`."""
+    runner = FakeRunner(block_size=block_size)
+    blocks = range(-(-len(prompt) // block_size))
+    runner.run(StepPlan([SequenceSlice(1, prompt, 0, blocks, sample=False, sampling=SamplingParams(), output_index=0)]))
+    return runner
+
+
+def test_a_sequence_preempted_after_it_was_planned_is_not_computed() -> None:
+    """4 blocks: the younger decodes, then the older, with two tokens to compute, needs a third block of its own."""
+    runner = FakeRunner(num_blocks=4, eos_token_ids=())
+    engine = Engine(runner, engine_config(max_reserved_share=1.0), Role.GENERATION)
+    prompts = {client_id: list(prompt_of(client_id, 7)) for client_id in (1, 2)}
+    whole = {client_id: expected_output(prompt, 4, 1000) for client_id, prompt in prompts.items()}
+    first = {1: whole[1][:2], 2: whole[2][:1]}
+    for client_id, prompt in prompts.items():
+        engine.add(handed_over(make_request(client_id, prompt, max_tokens=4), first[client_id], blocks=2))
+    engine.step()
+    for reservation in engine.take_reservations():
+        source = computed_prompt(prompts[reservation.key.client_id], 4)
+        runner.copy_blocks_from(source, reservation.positions, reservation.blocks)
+        assert engine.adopt(reservation.key)
+    outputs = run_until_idle(engine)
+    assert shapes(runner)[0] == [(1, 2)]
+    assert engine.load().counters.preemptions == 1
+    for client_id in (1, 2):
+        received = len(first[client_id])
+        assert tokens_of(outputs[client_id], offset=received) == whole[client_id][received:]

@@ -13,7 +13,7 @@ from twostroke.protocol.requests import GenerationRequest, Phase
 
 def sequence_of(request: GenerationRequest) -> Sequence:
     """A sequence for `request` that ends by nothing."""
-    return Sequence(1, request, FinishRules(request.sampling, (), 99, 999), "digest", None)
+    return Sequence(1, request, FinishRules(request.sampling, (), 99, 999), "digest")
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_sequence_starts_by_waiting(phase: Phase, state: SequenceState) -> Non
 
 def test_a_handed_over_sequence_starts_by_reserving() -> None:
     """Its K and V come from elsewhere: all positions before the first token."""
-    sequence = sequence_of(handed_over(make_request(1, [1, 2, 3], generated=[4, 5]), 6, blocks=2))
+    sequence = sequence_of(handed_over(make_request(1, [1, 2, 3], generated=[4, 5]), [6], blocks=2))
     assert sequence.state is SequenceState.RESERVING
     assert (sequence.handed_over, sequence.received_tokens, len(sequence.token_ids)) == (5, 3, 6)
 

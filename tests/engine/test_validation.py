@@ -25,7 +25,7 @@ PROMPT = range(10)
         (make_request(1, PROMPT, max_tokens=15), LIMITS, 15),
         (make_request(1, PROMPT, max_tokens=22, phase=Phase.CONTEXT_ONLY), CONTEXT, 22),
         (make_request(1, PROMPT, phase=Phase.CONTEXT_ONLY), CONTEXT, 22),
-        (handed_over(make_request(1, PROMPT, max_tokens=9), 5, blocks=3), GENERATION, 9),
+        (handed_over(make_request(1, PROMPT, max_tokens=9), [5], blocks=3), GENERATION, 9),
         (make_request(1, PROMPT, generated=[1, 2], max_tokens=3), LIMITS, 3),
     ],
     ids=[
@@ -62,9 +62,9 @@ REFUSED = [
     (make_request(1, [1], stop_token_ids=(5, 100)), LIMITS, "stop_token_ids", "token id 100"),
     (make_request(1, [1], generated=[2, 3], max_tokens=2), LIMITS, "generated_ids", "leave nothing to make"),
     (make_request(1, [1], phase=Phase.CONTEXT_ONLY), LIMITS, "phase", "aggregated worker does not run context_only"),
-    (handed_over(make_request(1, [1]), 5, blocks=1), CONTEXT, "phase", "context worker does not run generation_only"),
+    (handed_over(make_request(1, [1]), [5], blocks=1), CONTEXT, "phase", "context worker does not run generation_only"),
     (
-        handed_over(make_request(1, PROMPT), 5, blocks=2),
+        handed_over(make_request(1, PROMPT), [5], blocks=2),
         GENERATION,
         "context_phase_params",
         "10 handed-over tokens fill 3 blocks, the handle has 2",
@@ -84,8 +84,8 @@ def test_what_cannot_run_is_refused(
 
 def test_a_handover_must_agree_with_its_request() -> None:
     """The first token must end `generated_ids`, and the prompt must have the length that the context phase saw."""
-    good = handed_over(make_request(1, PROMPT), 5, blocks=3)
-    other = handed_over(make_request(1, range(9)), 6, blocks=3)
+    good = handed_over(make_request(1, PROMPT), [5], blocks=3)
+    other = handed_over(make_request(1, range(9)), [6], blocks=3)
     fields = {name: getattr(good, name) for name in good.__struct_fields__}
     with pytest.raises(InvalidRequestError, match="prompt has 10 tokens, context_phase_params say 9"):
         check_request(GenerationRequest(**fields | {"context_phase_params": other.context_phase_params}), GENERATION)

@@ -66,8 +66,8 @@ def make_request(
     )
 
 
-def handed_over(request: GenerationRequest, first_token: int, blocks: int) -> GenerationRequest:
-    """What the router sends a generation worker after the context phase of `request` made `first_token`."""
+def handed_over(request: GenerationRequest, first_tokens: Sequence[int], blocks: int) -> GenerationRequest:
+    """What the router sends a generation worker after the context phase of `request` made `first_tokens`."""
     handle = TransferHandle(
         version=TRANSFER_VERSION,
         epoch=1,
@@ -77,7 +77,7 @@ def handed_over(request: GenerationRequest, first_token: int, blocks: int) -> Ge
         blocks=blocks,
         expires_in_s=60.0,
     )
-    first = pack_tokens([first_token])
+    first = pack_tokens(first_tokens)
     return GenerationRequest(
         key=request.key,
         prompt_ids=request.prompt_ids,

@@ -13,7 +13,6 @@ completes.
 An exception from the runner is fatal: it leaves `step`, and the engine must not be used again.
 """
 
-import heapq
 import itertools
 import time
 from collections.abc import Callable
@@ -21,11 +20,12 @@ from dataclasses import dataclass
 
 from twostroke.engine.block_manager import BlockManager
 from twostroke.engine.block_table import BlockTables
+from twostroke.engine.deadlines import Deadlines
 from twostroke.engine.finish import Finish, FinishRules
 from twostroke.engine.handover import Handover, Reservation
 from twostroke.engine.interfaces import Runner, SampledToken, StepPlan
 from twostroke.engine.scheduler import Scheduler, SchedulerLimits
-from twostroke.engine.sequence import ANSWERING, Sequence, SequenceState
+from twostroke.engine.sequence import Sequence, SequenceState
 from twostroke.engine.sequence_table import SequenceTable
 from twostroke.engine.validation import RequestLimits, check_request
 from twostroke.protocol.config import EngineConfig
@@ -70,7 +70,7 @@ class Engine:
         self._scheduler = Scheduler(self._manager, self._tables, _scheduler_limits(config, num_blocks))
         self._sequences = SequenceTable()
         self._request_ids = itertools.count(1)
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines = Deadlines()
         self._final_outputs: list[SequenceOutput] = []
         self._handovers: list[Handover] = []
         self._reservations: list[Reservation] = []
@@ -99,7 +99,8 @@ class Engine:
 
     def seconds_to_deadline(self) -> float | None:
         """How long until the next deadline passes, so that a loop without work knows how long to sleep; None: never."""
-        return max(0.0, self._deadlines[0][0] - self._clock()) if self._deadlines else None
+        deadline = self._deadlines.next
+        return None if deadline is None else max(0.0, deadline - self._clock())
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request.
@@ -113,13 +114,12 @@ class Engine:
             raise InvalidRequestError(f"sequence {request.key} is known here already", "key")
         if self._scheduler.queued >= self._max_waiting:
             raise OverloadedError(f"{self._scheduler.queued} requests wait already; try again later")
-        deadline = None if request.deadline_s is None else self._clock() + request.deadline_s
         rules = FinishRules(request.sampling, self.facts.eos_token_ids, max_tokens, self.facts.max_model_len)
-        sequence = Sequence(next(self._request_ids), request, rules, self.facts.layout.model, deadline)
+        sequence = Sequence(next(self._request_ids), request, rules, self.facts.layout.model)
         self._sequences.add(sequence)
         self._scheduler.enqueue(sequence)
-        if deadline is not None:
-            heapq.heappush(self._deadlines, (deadline, sequence.request_id))
+        if request.deadline_s is not None:
+            self._deadlines.set(sequence.request_id, self._clock() + request.deadline_s)
         self._stalled = False
 
     def abort(self, client_id: int, index: int | None = None) -> list[SequenceKey]:
@@ -229,6 +229,7 @@ class Engine:
         else:
             self._scheduler.remove(sequence)
             self._tables.quarantine(sequence)
+            self._stalled = False
 
     def release_quarantine(self, key: SequenceKey) -> None:
         """It is proven that no peer can write to the quarantined blocks of `key`: they are free."""
@@ -244,10 +245,9 @@ class Engine:
     # --- one step ---
 
     def _end_overdue(self) -> None:
-        while self._is_overdue():
-            _, request_id = heapq.heappop(self._deadlines)
+        while (request_id := self._deadlines.pop_overdue(self._clock())) is not None:
             sequence = self._sequences.by_request_id(request_id)
-            if sequence is not None and sequence.state in ANSWERING:
+            if sequence is not None:
                 self._give_up(sequence, DeadlineError(f"not finished within {sequence.request.deadline_s} s"))
 
     def _admit(self) -> None:
@@ -313,6 +313,7 @@ class Engine:
     # --- ends ---
 
     def _lease(self, sequence: Sequence, output: SequenceOutput) -> None:
+        self._deadlines.drop(sequence.request_id)
         self._scheduler.remove(sequence)
         self._tables.lease(sequence)
         self._handovers.append(
@@ -344,16 +345,19 @@ class Engine:
 
     def _fail(self, sequence: Sequence, error: RequestError) -> None:
         """Tell the frontend, in the next step's outputs."""
+        self._deadlines.drop(sequence.request_id)
         self._final_outputs.append(SequenceOutput(sequence.key, sequence.output_tokens, error=error.to_info()))
 
     def _end(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
         self._tables.release(sequence, SequenceState.ENDED)
         self._sequences.remove(sequence)
+        self._deadlines.drop(sequence.request_id)
         self._stalled = False
 
     def _is_overdue(self) -> bool:
-        return bool(self._deadlines) and self._deadlines[0][0] <= self._clock()
+        deadline = self._deadlines.next
+        return deadline is not None and deadline <= self._clock()
 
     def _running(self, request_id: int) -> Sequence:
         sequence = self._sequences.by_request_id(request_id)

@@ -58,9 +58,6 @@ TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
     _S.ENDED: frozenset(),
 }
 
-ANSWERING = frozenset({_S.WAITING, _S.RUNNING, _S.RESERVING, _S.TRANSFERRING})
-"""States whose final event is still to come."""
-
 
 class Sequence:
     """One sequence.
@@ -70,7 +67,6 @@ class Sequence:
         key: Its name outside.
         request: What was asked.
         rules: When it ends.
-        deadline: Time by the engine's clock after which it fails; None for never.
         token_ids: Prompt and output.
         prompt_tokens: How many of them are prompt.
         received_tokens: How many of them are output that other workers made.
@@ -81,14 +77,11 @@ class Sequence:
         cached_tokens: Prompt tokens found in the prefix cache when it was first admitted; None before.
     """
 
-    def __init__(
-        self, request_id: int, request: GenerationRequest, rules: FinishRules, model_digest: str, deadline: float | None
-    ) -> None:
+    def __init__(self, request_id: int, request: GenerationRequest, rules: FinishRules, model_digest: str) -> None:
         self.request_id = request_id
         self.key: SequenceKey = request.key
         self.request = request
         self.rules = rules
-        self.deadline = deadline
         self.token_ids = unpack_tokens(request.prompt_ids) + unpack_tokens(request.generated_ids)
         self.prompt_tokens = token_count(request.prompt_ids)
         self.received_tokens = token_count(request.generated_ids)
