@@ -1,8 +1,8 @@
 """A worker without an engine: answers every request with tokens that anyone can foretell.
 
 Output token number `offset` of a prompt is `(sum(prompt) + offset) % VOCABULARY`. The first prompt token may be one of
-`Act`: then the worker does that instead. A whole process is run by `python -m tests.support.scripted_worker`; its start is
-scripted by the name of the model (`Script`).
+`Act`: then the worker does that instead. `python -m tests.support.scripted_worker` runs a whole process; the name of
+the model scripts its start (`Script`).
 """
 
 import enum

@@ -116,22 +116,24 @@ class GenerationResult:
         return self._loop
 
     def feed(self, output: SequenceOutput) -> None:
-        """Take one output; see `ResultSink`."""
+        """Take one output; see `ResultSink`. A gap also gives the sequence up: what follows would be of no use."""
         with self._changed:
             if self.done:
-                return
-            try:
-                if not self._offsets.accept(output):
-                    return
-            except InternalRequestError as error:
-                self._end(error)
                 return
             if output.error is not None:
                 self._end(from_info(output.error))
                 return
-            self._outputs.append(output)
-            self._finished = output.final
-            self._changed.notify_all()
+            try:
+                fresh = self._offsets.accept(output)
+            except InternalRequestError as error:
+                self._end(error)
+            else:
+                if fresh:
+                    self._outputs.append(output)
+                    self._finished = output.final
+                    self._changed.notify_all()
+                return
+        self._abort()
 
     def fail(self, error: TwostrokeError) -> None:
         """End with `error`, unless ended already."""

@@ -9,7 +9,7 @@ import msgspec
 
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.sampling import SamplingParams
-from twostroke.protocol.tokens import token_count
+from twostroke.protocol.tokens import TOKEN_BYTES, token_count
 from twostroke.protocol.transfer import ContextPhaseParams
 
 PROTOCOL_VERSION = 1
@@ -40,7 +40,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate
         deadline_s: Seconds from arrival after which the worker ends the request with `DeadlineError`; None for never.
 
     Raises:
-        ValueError: The prompt is empty, or phase and parameters do not go together.
+        ValueError: The prompt is empty, a token buffer is cut off, or phase and parameters do not go together.
     """
 
     key: SequenceKey
@@ -55,6 +55,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate
     def __post_init__(self) -> None:
         if not token_count(self.prompt_ids):
             raise ValueError("prompt must hold at least one token, not 0")
+        if len(self.prompt_ids) % TOKEN_BYTES or len(self.generated_ids) % TOKEN_BYTES:
+            raise ValueError("token buffers must hold whole int32 values")
         if (self.phase is Phase.GENERATION_ONLY) != (self.context_phase_params is not None):
             raise ValueError(f"context_phase_params go with generation_only and nothing else, not with {self.phase}")
 

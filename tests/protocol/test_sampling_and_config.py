@@ -1,0 +1,85 @@
+"""Settings out of range are refused by name, with the value."""
+
+import pytest
+
+from twostroke.protocol.config import ClusterConfig, Dtype, RoutingPolicy, parse_config
+from twostroke.protocol.errors import ConfigError
+from twostroke.protocol.sampling import SamplingParams
+from twostroke.protocol.worker import Role
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("min_tokens", -1),
+        ("temperature", -0.1),
+        ("temperature", 100.5),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("seed", -1),
+        ("seed", 1 << 63),
+        ("stop_token_ids", tuple(range(129))),
+        ("logprobs", 21),
+        ("logprobs", -1),
+    ],
+)
+def test_a_sampling_parameter_out_of_range_is_refused_by_name(field: str, value: object) -> None:
+    """The message starts with the field, so that a frontend can name it as `param`."""
+    with pytest.raises(ValueError, match=rf"^{field} must be "):
+        SamplingParams(**{field: value})  # type: ignore[arg-type]  # wrong values on purpose
+
+
+def test_min_tokens_may_not_exceed_max_tokens() -> None:
+    """Both values are named."""
+    with pytest.raises(ValueError, match=r"^min_tokens must be at most max_tokens \(3\), not 4"):
+        SamplingParams(max_tokens=3, min_tokens=4)
+
+
+def test_temperature_zero_is_greedy() -> None:
+    """And nothing else is."""
+    assert SamplingParams(temperature=0.0).greedy
+    assert not SamplingParams(temperature=0.01).greedy
+
+
+def test_an_empty_document_means_all_defaults() -> None:
+    """As an empty YAML file loads."""
+    assert parse_config(None, "empty.yaml") == ClusterConfig()
+
+
+def test_a_document_sets_what_it_names_and_leaves_the_rest() -> None:
+    """A section of each role."""
+    config = parse_config(
+        {
+            "model": {"path": "/models/tiny", "dtype": "float32"},
+            "context": {"replicas": 2, "kv_cache": {"block_size": 8}},
+            "router": {"policy": {"context": "round_robin"}},
+        },
+        "c.yaml",
+    )
+    assert config.model.name == "tiny"
+    assert config.model.dtype is Dtype.FLOAT32
+    assert config.engine(Role.CONTEXT).replicas == 2
+    assert config.engine(Role.CONTEXT).kv_cache.block_size == 8
+    assert config.engine(Role.GENERATION).replicas == 1
+    assert config.engine(Role.AGGREGATED) is config.aggregated
+    assert config.router.policy.context is RoutingPolicy.ROUND_ROBIN
+    assert config.router.policy.generation is RoutingPolicy.LEAST_LOADED
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ({"generation": {"kv_cache": {"block_size": 0}}}, r"^c.yaml: generation.kv_cache.block_size: .*1"),
+        ({"router": {"prot": 1}}, r"^c.yaml: router: .*prot"),
+        ({"router": {"port": 70000}}, r"^c.yaml: router.port: .*65535"),
+        ({"context": {"tensor_parallel": 2}}, r"^c.yaml: context.tensor_parallel: "),
+        ([], r"^c.yaml: "),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_its_path(document: object, problem: str) -> None:
+    """Source, dotted path, then what is wrong."""
+    with pytest.raises(ConfigError, match=problem):
+        parse_config(document, "c.yaml")
