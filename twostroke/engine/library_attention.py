@@ -11,6 +11,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from twostroke.engine.attention.contract import AttentionForm, StepAttention
+from twostroke.engine.packing import PackedStep
 from twostroke.protocol.errors import ModelError
 
 ATTENTION_NAME = "twostroke"
@@ -22,6 +23,19 @@ HARMLESS_ARGUMENTS = frozenset({"position_ids", "use_cache", "output_attentions"
 def register() -> None:
     """Make `attn_implementation="twostroke"` known to the library; may be called again."""
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, attend)
+
+
+def forward(module: torch.nn.Module, step: PackedStep, attend_step: StepAttention) -> torch.Tensor:
+    """Run a model over a packed step; returns the logits [sampled, vocabulary] of the sampled tokens."""
+    output = module(
+        input_ids=step.token_ids,
+        position_ids=step.positions,
+        use_cache=False,
+        logits_to_keep=step.sampled,
+        **{STEP_ARGUMENT: attend_step},
+    )
+    logits: torch.Tensor = output.logits[0]
+    return logits
 
 
 def attend(

@@ -9,14 +9,16 @@ from typing import Self
 import torch
 
 from twostroke.engine.attention.contract import AttentionBackend
-from twostroke.engine.attention.reference import ReferenceAttention
-from twostroke.engine.interfaces import CacheMemory, ModelFacts, SampledToken, StepPlan
+from twostroke.engine.attention.cpu import CpuAttention
+from twostroke.engine.interfaces import CacheMemory, ModelFacts, SampledToken, SequenceSlice, StepPlan
 from twostroke.engine.kv_cache import CacheGeometry, KVCache, count_blocks
-from twostroke.engine.library_attention import STEP_ARGUMENT
+from twostroke.engine.library_attention import forward
 from twostroke.engine.model_loader import LoadedModel, load_model
 from twostroke.engine.packing import pack
 from twostroke.engine.sampler import sample
+from twostroke.engine.self_check import self_check
 from twostroke.protocol.config import KVCacheConfig, ModelConfig
+from twostroke.protocol.sampling import SamplingParams
 from twostroke.protocol.transfer import LayoutFingerprint
 
 
@@ -66,21 +68,33 @@ class ModelRunner:
         loaded = load_model(model)
         geometry = cache_geometry(loaded, kv.block_size)
         cache = KVCache(geometry, count_blocks(geometry, kv))
-        return cls(loaded, cache, ReferenceAttention(cache.tensor))
+        attention = CpuAttention(cache.tensor, loaded.config.num_attention_heads, torch.get_num_threads())
+        progress("compiling attention and checking it against the model library's own")
+        with torch.inference_mode():
+            self_check(loaded, cache, attention)
+        runner = cls(loaded, cache, attention)
+        progress("warming up")
+        runner.warm_up(max_batched_tokens, max_sequences)
+        return runner
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[SampledToken]:
         """See `Runner.run`."""
         step = pack(plan, self._cache.geometry.block_size)
-        attend = self._attention.prepare(step.attention)
-        output = self._model.module(
-            input_ids=step.token_ids,
-            position_ids=step.positions,
-            use_cache=False,
-            logits_to_keep=step.sampled,
-            **{STEP_ARGUMENT: attend},
-        )
-        return sample(output.logits[0], step.slices)
+        logits = forward(self._model.module, step, self._attention.prepare(step.attention))
+        return sample(logits, step.slices)
+
+    def warm_up(self, max_batched_tokens: int, max_sequences: int) -> None:
+        """Run a full batch of decodes and a chunk: libraries then choose and compile code before requests come.
+
+        Overwrites block 0, so it belongs before the first request.
+        """
+        params = SamplingParams()
+        decodes = min(max_sequences, max_batched_tokens)
+        chunk = min(max_batched_tokens, self._model.max_model_len, self._cache.geometry.block_size)
+        for length, count in ((1, decodes), (chunk, 1)):
+            part = SequenceSlice(0, [0] * length, 0, [0], sample=True, sampling=params, output_index=0)
+            self.run(StepPlan([part] * count))
 
 
 def cache_geometry(model: LoadedModel, block_size: int) -> CacheGeometry:

@@ -1,0 +1,269 @@
+"""Compiled loops of the CPU path: they read and write KV blocks in place.
+
+bfloat16 travels as its bits (uint16), since the compiler knows no such type; all sums are in float32.
+
+Measured, not obvious: sizes that are constants at compile time halve the time of the inner loops, so a kernel is made
+for each geometry; and most of the remaining time was spent waiting for the next block (the cache is far larger than the
+processor's), which prefetching it hides.
+"""
+
+# ruff: noqa: PLR0917 - compiled functions take plain arrays and numbers, not objects
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]  # it has no stubs
+from numba import njit, types
+from numba.extending import intrinsic
+
+Kernel = Callable[..., Any]
+
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
+_MASKED = np.float32(-1e30)  # finite: fast math assumes that there are no infinities
+_SIXTEEN = np.uint32(16)
+_ROUND = np.uint32(0x7FFF)
+_LOG2E = np.float32(1.4426950408889634)
+_LOWEST_EXPONENT = np.float32(-126.0)
+_HALF = np.float32(0.5)
+# Taylor coefficients of 2**f for |f| <= 1/2; the error is below float32's own.
+_C1, _C2, _C3 = np.float32(0.6931471805599453), np.float32(0.24022650695910072), np.float32(0.05550410866482158)
+_C4, _C5, _C6 = np.float32(0.009618129107628477), np.float32(0.0013333558146428443), np.float32(0.00015403530393381608)
+_BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
+_CACHE_LINE_BYTES = 64
+
+
+def _compile(function: Kernel) -> Kernel:
+    """Compile on first use and keep the machine code on disk; without a writable place, compile in every process."""
+    try:
+        compiled: Kernel = njit(cache=True, fastmath=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:  # numba found neither this folder nor its user-wide one writable
+        compiled = njit(fastmath=True, nogil=True, error_model="numpy")(function)
+    return compiled
+
+
+@intrinsic
+def _prefetch(_context: Any, array: Any, _index: Any) -> Any:
+    """`_prefetch(array, index)`: ask for the cache line of `array[index]` (contiguous, one dimension)."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        byte_pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        address = builder.bitcast(builder.gep(start, [arguments[1]]), byte_pointer)
+        signature_type = ir.FunctionType(ir.VoidType(), [byte_pointer, word, word, word])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", (byte_pointer,), signature_type)
+        builder.call(prefetch, [address, word(0), word(3), word(1)])  # for reading, into the nearest cache, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+# Inlined before compiling, so that the constant sizes of a kernel are constants inside too.
+_inlined: Callable[[Kernel], Kernel] = njit(inline="always", fastmath=True, error_model="numpy")
+
+
+@_inlined
+def _exp(x: Any) -> Any:
+    """`exp(x)` for x <= 0, in a form that the compiler turns into vector code."""
+    power = max(x * _LOG2E, _LOWEST_EXPONENT)
+    whole = np.floor(power + _HALF)
+    f = power - whole
+    mantissa = _ONE + f * (_C1 + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * _C6)))))
+    return mantissa * np.int32((np.int32(whole) + _BIAS) << _MANTISSA_BITS).view(np.float32)
+
+
+@_inlined
+def _widen(bits: Any) -> Any:
+    """float32 of a bfloat16's bits."""
+    return np.uint32(np.uint32(bits) << _SIXTEEN).view(np.float32)
+
+
+@_inlined
+def _narrow(x: Any) -> Any:
+    """Bits of the bfloat16 nearest to a finite float32, ties to even."""
+    bits = np.float32(x).view(np.uint32)
+    return np.uint16((bits + _ROUND + ((bits >> _SIXTEEN) & np.uint32(1))) >> _SIXTEEN)
+
+
+@_inlined
+def _prefetch_span(cache: Any, start: Any, span: int, line: int) -> None:
+    for i in range(0, span, line):
+        _prefetch(cache, start + i)  # type: ignore[call-arg]  # the compiler gives the first argument
+
+
+@_inlined
+def _load_tile(tile: Any, stored: Any, valid: Any, block_size: int, head_dim: int, bits: bool) -> None:  # noqa: FBT001 - a constant of the kernel
+    """Copy a block's K, then V, as float32. Past `valid` tokens V is zero: whatever lies there could be NaN."""
+    flat = tile.reshape(2 * block_size * head_dim)
+    for i in range(2 * block_size * head_dim):
+        flat[i] = _widen(stored[i]) if bits else stored[i]
+    for j in range(valid, block_size):
+        for d in range(head_dim):
+            tile[block_size + j, d] = _ZERO
+
+
+@_inlined
+def _score(scores: Any, query: Any, tile: Any, group: int, block_size: int, head_dim: int) -> None:
+    """`scores[g, j] = query[g] . K[j]`, four tokens at once to hide the latency of the sums."""
+    for g in range(group):
+        for j in range(0, block_size - block_size % 4, 4):
+            dot0, dot1, dot2, dot3 = _ZERO, _ZERO, _ZERO, _ZERO
+            for d in range(head_dim):
+                q = query[g, d]
+                dot0 += q * tile[j, d]
+                dot1 += q * tile[j + 1, d]
+                dot2 += q * tile[j + 2, d]
+                dot3 += q * tile[j + 3, d]
+            scores[g, j] = dot0
+            scores[g, j + 1] = dot1
+            scores[g, j + 2] = dot2
+            scores[g, j + 3] = dot3
+        for j in range(block_size - block_size % 4, block_size):
+            dot0 = _ZERO
+            for d in range(head_dim):
+                dot0 += query[g, d] * tile[j, d]
+            scores[g, j] = dot0
+
+
+@_inlined
+def _cap_and_mask(scores: Any, softcap: Any, hidden: Any, valid: Any, group: int, block_size: int) -> None:
+    """Apply the soft cap, then hide the tokens before `hidden` (out of the window) and from `valid` on (not there)."""
+    for g in range(group):
+        if softcap > _ZERO:
+            for j in range(block_size):
+                scores[g, j] = softcap * np.tanh(scores[g, j] / softcap)
+        for j in range(hidden):
+            scores[g, j] = _MASKED
+        for j in range(valid, block_size):
+            scores[g, j] = _MASKED
+
+
+@_inlined
+def _fold(
+    total: Any, maximum: Any, weight: Any, scores: Any, tile: Any, group: int, block_size: int, head_dim: int
+) -> None:
+    """Add one block to the online softmax; `scores` become unnormalised weights."""
+    for g in range(group):
+        highest = maximum[g]
+        for j in range(block_size):
+            highest = max(highest, scores[g, j])
+        if highest > maximum[g]:
+            shrink = _exp(maximum[g] - highest)
+            maximum[g] = highest
+            weight[g] *= shrink
+            for d in range(head_dim):
+                total[g, d] *= shrink
+        added = _ZERO
+        for j in range(block_size):
+            part = _exp(scores[g, j] - highest)
+            scores[g, j] = part
+            added += part
+        weight[g] += added
+        for j in range(0, block_size - block_size % 4, 4):
+            p0, p1, p2, p3 = scores[g, j], scores[g, j + 1], scores[g, j + 2], scores[g, j + 3]
+            for d in range(head_dim):
+                v0, v1 = tile[block_size + j, d], tile[block_size + j + 1, d]
+                v2, v3 = tile[block_size + j + 2, d], tile[block_size + j + 3, d]
+                total[g, d] += p0 * v0 + p1 * v1 + p2 * v2 + p3 * v3
+        for j in range(block_size - block_size % 4, block_size):
+            p0 = scores[g, j]
+            for d in range(head_dim):
+                total[g, d] += p0 * tile[block_size + j, d]
+
+
+def make_write_kernel() -> Kernel:
+    """A compiled `write(cache, slots, key, value, layer)`.
+
+    It stores `key` and `value` [tokens, kv_heads, head_dim] of one layer at `slots` [tokens] of `cache`
+    [block, kv_head, layer, 2, token, head_dim].
+    """
+
+    def write(cache: Any, slots: Any, key: Any, value: Any, layer: int) -> None:
+        block_size = cache.shape[4]
+        for token in range(slots.shape[0]):
+            block, offset = slots[token] // block_size, slots[token] % block_size
+            for head in range(key.shape[1]):
+                for d in range(key.shape[2]):
+                    cache[block, head, layer, 0, offset, d] = key[token, head, d]
+                    cache[block, head, layer, 1, offset, d] = value[token, head, d]
+
+    return _compile(write)
+
+
+def make_attend_kernel(*, head_dim: int, group: int, block_size: int, kv_heads: int, layers: int, bits: bool) -> Kernel:
+    """A compiled attention of single tokens over the cache, for one geometry.
+
+    The result is `attend(cache, blocks, first_block, lengths, query, output, layer, scale, window, softcap, begin,
+    end)`:
+
+    - `cache`: all blocks as one flat array (uint16 if `bits`, else float32);
+    - `blocks`, `first_block`, `lengths`: as in `AttentionBatch`;
+    - `query`, `output`: [tokens, heads, head_dim], same type as `cache`;
+    - `window`: tokens seen at most; `softcap`: 0 for none (both numbers, so that one kernel serves all layers);
+    - `begin`, `end`: range of tasks `token * kv_heads + kv_head`, so that threads can share the work.
+
+    Softmax is online (Milakov and Gimelshein, 2018): one pass over the blocks, rescaling when the maximum grows.
+
+    Args:
+        head_dim: Elements of one head.
+        group: Query heads that share a KV head.
+        block_size: Tokens in a block.
+        kv_heads: KV heads in the cache.
+        layers: Layers in the cache.
+        bits: Whether elements are bfloat16 bits.
+    """
+    span = 2 * block_size * head_dim
+    head_stride = layers * span
+    block_stride = kv_heads * head_stride
+    line = _CACHE_LINE_BYTES // (2 if bits else 4)
+
+    def attend(
+        cache: Any,
+        blocks: Any,
+        first_block: Any,
+        lengths: Any,
+        query: Any,
+        output: Any,
+        layer: int,
+        scale: float,
+        window: int,
+        softcap: float,
+        begin: int,
+        end: int,
+    ) -> None:
+        query_tile = np.empty((group, head_dim), np.float32)
+        total = np.empty((group, head_dim), np.float32)
+        tile = np.empty((2 * block_size, head_dim), np.float32)
+        scores = np.empty((group, block_size), np.float32)
+        maximum = np.empty(group, np.float32)
+        weight = np.empty(group, np.float32)
+        for task in range(begin, end):
+            token, head = task // kv_heads, task % kv_heads
+            length = lengths[token]
+            seen_from = max(0, length - window)
+            last = (length + block_size - 1) // block_size
+            table = blocks[first_block[token] : first_block[token] + last]
+            here = head * head_stride + layer * span
+            for g in range(group):
+                for d in range(head_dim):
+                    element = query[token, head * group + g, d]
+                    query_tile[g, d] = (_widen(element) if bits else element) * scale
+                    total[g, d] = _ZERO
+                maximum[g], weight[g] = _MASKED, _ZERO
+            for b in range(seen_from // block_size, last):
+                if b + 1 < last:
+                    _prefetch_span(cache, table[b + 1] * block_stride + here, span, line)
+                start = table[b] * block_stride + here
+                valid = min(block_size, length - b * block_size)
+                _load_tile(tile, cache[start : start + span], valid, block_size, head_dim, bits)
+                _score(scores, query_tile, tile, group, block_size, head_dim)
+                _cap_and_mask(scores, softcap, seen_from - b * block_size, valid, group, block_size)
+                _fold(total, maximum, weight, scores, tile, group, block_size, head_dim)
+            for g in range(group):
+                share = _ONE / weight[g]
+                for d in range(head_dim):
+                    result = total[g, d] * share
+                    output[token, head * group + g, d] = _narrow(result) if bits else result
+
+    return _compile(attend)
