@@ -2,7 +2,7 @@
 
 It takes its role from the launch spec, as the real entry points together do. The model's path may hold commands for
 the runner, separated by commas: `slow=0.05` sleeps before each step, `crash=7` fails when the prompt starts with that
-token, `broken` fails to load.
+token, `load=3` takes three seconds to load, `broken` fails to.
 """
 
 import sys
@@ -36,6 +36,7 @@ def load_fake_runner(model: ModelConfig, config: EngineConfig, progress: Callabl
     """Make the runner that the model's path describes."""
     progress("pretending to load")
     commands = dict(command.partition("=")[::2] for command in model.path.split(",") if command)
+    time.sleep(float(commands.get("load", 0.0)))
     if "broken" in commands:
         raise ModelError(f"{model.path} is told to be broken")
     runner = CommandedRunner(num_blocks=config.kv_cache.num_blocks or 64, block_size=config.kv_cache.block_size)

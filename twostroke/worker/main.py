@@ -22,6 +22,7 @@ import structlog
 from twostroke.engine.engine import Engine
 from twostroke.ipc.endpoint import WorkerEndpoint
 from twostroke.ipc.launch import LaunchSpec, read_launch_spec
+from twostroke.ipc.logs import configure_logs
 from twostroke.protocol.errors import ConfigError, ModelError, ProtocolError
 from twostroke.protocol.worker import InitProgress, WorkerFailed, WorkerIdentity, WorkerReady
 from twostroke.worker.engine_loop import EngineLoop
@@ -56,6 +57,7 @@ def run_worker(make_role_part: MakeRolePart | None = None, load_runner: LoadRunn
     except (ConfigError, ProtocolError) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIG
+    configure_logs(f"{spec.role} worker")
     # A terminal's Ctrl-C reaches the launcher too, and that one ends its worker in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -8,7 +8,7 @@ All methods are called on the engine thread, in the order of one round: `before_
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from twostroke.engine.engine import Engine
@@ -38,7 +38,7 @@ class RoleContext:
     engine: Engine
     epoch: int
     config: EngineConfig
-    secret: bytes | None
+    secret: bytes | None = field(repr=False)
     memory: CacheMemory
     wake: Callable[[], None]
 
