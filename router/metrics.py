@@ -8,9 +8,9 @@ from prometheus_client.registry import Collector
 
 from router.ledger import ENDED, Ledger, LedgerPhase
 from router.workers import AttachedWorker, WorkerSlot, WorkerState
+from twostroke.protocol.worker import BlockCounts
 
 HANDOVER_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_BLOCK_STATES = ("free", "cached", "active", "leased", "reserved", "quarantined")
 
 
 class RouterMetrics:
@@ -93,5 +93,5 @@ class WorkersCollector(Collector):
 
 def _add_blocks(blocks: GaugeMetricFamily, names: list[str], worker: AttachedWorker) -> None:
     counts = worker.link.load.blocks
-    for name in _BLOCK_STATES:
+    for name in BlockCounts.__struct_fields__:
         blocks.add_metric([*names, name], getattr(counts, name))
