@@ -32,7 +32,7 @@ def main(mode: str, arguments: list[str]) -> int:
     if mode == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if mode == "parent":
-        child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({ENDLESS_S})"])
+        child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({ENDLESS_S})"], process_group=0)
         announce_progress(str(child.pid))
     if mode != "silent":
         announce_ready("http://127.0.0.1:1")

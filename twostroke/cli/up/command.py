@@ -45,9 +45,7 @@ def run(config: ClusterConfig, log_dir: Path | None) -> int:
 
 def _supervise(plan: LaunchPlan, launch: LaunchDir, display: Display) -> int:
     def make_part(planned: PartPlan) -> Part:
-        command = PartCommand.of(
-            planned.name, planned.command, launch.write_config(planned), launch.log_file(planned.name)
-        )
+        command = PartCommand.of(planned, launch)
         return Part(command, lambda part, words: display.step(part.name, part.state, words))
 
     async def main() -> None:

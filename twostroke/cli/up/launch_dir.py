@@ -39,6 +39,8 @@ class LaunchDir:
         self._lock = _hold(self.path / "lock")
         self.secret_file = self.path / "secret"
         _write_private(self.secret_file, secrets.token_hex(_SECRET_BYTES) + "\n")
+        self.temporary = self.path / "t"  # short: addresses of local sockets have 107 characters at most
+        self.temporary.mkdir()
         self._logs = log_dir or self.path / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
 

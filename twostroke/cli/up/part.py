@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from twostroke.cli.up.launch_dir import LaunchDir
 from twostroke.cli.up.life import PartEvent, PartLife, PartState
+from twostroke.cli.up.plan import PartPlan
 from twostroke.cli.up.process import PartProcess
 from twostroke.ipc.supervise import PartReady
 from twostroke.protocol.errors import TwostrokeError
@@ -43,10 +45,12 @@ class PartCommand:
     environment: Mapping[str, str]
 
     @classmethod
-    def of(cls, name: str, subcommand: str, config: Path, log: Path) -> "PartCommand":
-        """`twostroke SUBCOMMAND --config FILE`, run by this interpreter."""
-        command = [sys.executable, "-m", "twostroke.cli", subcommand, "--config", str(config)]
-        return cls(name, command, log, dict(os.environ))
+    def of(cls, planned: PartPlan, launch: LaunchDir) -> "PartCommand":
+        """`twostroke SUBCOMMAND --config FILE`, run by this interpreter; its temporary files stay in the launch's."""
+        config = launch.write_config(planned)
+        command = [sys.executable, "-m", "twostroke.cli", planned.command, "--config", str(config)]
+        environment = os.environ | {"TMPDIR": str(launch.temporary)}
+        return cls(planned.name, command, launch.log_file(planned.name), environment)
 
 
 class Part:
