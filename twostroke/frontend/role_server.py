@@ -14,8 +14,6 @@ through it; frontends attach to the world's own port.
 import asyncio
 import enum
 import socket
-import threading
-from concurrent.futures import Future
 
 import structlog
 from prometheus_client import CollectorRegistry, generate_latest
@@ -30,7 +28,7 @@ from twostroke.frontend.http_server import Site, bind, run_loop, serve, url_of
 from twostroke.frontend.worker_metrics import WorkerCollector, WorkerSample
 from twostroke.ipc.secret import load_secret
 from twostroke.ipc.supervise import announce_progress, announce_ready
-from twostroke.protocol.config import ClusterConfig, EngineConfig, SecurityConfig
+from twostroke.protocol.config import ClusterConfig, SecurityConfig
 from twostroke.protocol.errors import ConfigError, TwostrokeError
 from twostroke.protocol.worker import Role
 
@@ -109,6 +107,7 @@ class RoleServer:
         self._state = ServerState.LOADING
         self._doing = "starting the world"
         self._executor: IpcExecutor | None = None
+        self._address = ""  # of the worker, once it is ready
         self._error: TwostrokeError | None = None
         self._stop = asyncio.Event()
         self._registry = CollectorRegistry()
@@ -126,62 +125,40 @@ class RoleServer:
         """Where the server is in its life."""
         return self._state
 
-    @property
-    def _engine(self) -> EngineConfig:
-        return self._config.engine(self._role)
-
     async def serve(self, bound: socket.socket) -> None:
         """Serve the port `bound`, start the world, and end both; errors as `run_role_server`."""
-        world = asyncio.create_task(self._run_world(url_of(bound)))
-        await serve([Site(self.app, bound)], stop=self._stop, grace_s=PROBE_GRACE_S, on_stopping=self._turn_unready)
-        world.cancel()
-        await asyncio.wait([world])
-        if self._executor is not None:
-            await asyncio.to_thread(self._executor.shutdown, self._engine.shutdown_s)
+        self._executor = executor = IpcExecutor.start(
+            self._module,
+            self._role,
+            self._config.model,
+            self._config.engine(self._role),
+            secret=self._secret,
+            on_progress=self._note_progress,
+        )
+        watching = asyncio.create_task(self._watch(executor, url_of(bound)))
+        try:
+            await serve([Site(self.app, bound)], stop=self._stop, grace_s=PROBE_GRACE_S, on_stopping=self._turn_unready)
+        finally:
+            watching.cancel()
+            await asyncio.to_thread(executor.shutdown)
         if self._error is not None:
             raise self._error
 
     # --- the world ---
 
-    async def _run_world(self, url: str) -> None:
-        """Start the world, say that it is ready, and wait for its death."""
+    async def _watch(self, executor: IpcExecutor, url: str) -> None:
+        """Say when the world is ready, and end the server when it fails or dies."""
         try:
-            self._executor = executor = await asyncio.wrap_future(self._launch())
+            description = await asyncio.wrap_future(executor.ready)
         except TwostrokeError as error:
             self._fail(error)
             return
+        self._address = description.address
         self._move(ServerState.READY)
-        log.info("server ready", role=self._role.value, http=url, worker=executor.description.address)
-        announce_ready(url, worker=executor.description.address)
+        log.info("server ready", role=self._role.value, http=url, worker=self._address)
+        announce_ready(url, worker=self._address)
         death = await asyncio.wrap_future(executor.died)
         self._fail(death)
-
-    def _launch(self) -> Future[IpcExecutor]:
-        """Launch the world from a thread of its own.
-
-        It is a daemon: if the server is told to stop while the world loads, nobody waits for the launch, and the
-        executor ends its half-loaded world at interpreter exit.
-        """
-        launched: Future[IpcExecutor] = Future()
-
-        def launch() -> None:
-            try:
-                executor = IpcExecutor.launch(
-                    self._module,
-                    self._role,
-                    self._config.model,
-                    self._engine,
-                    secret=self._secret,
-                    on_progress=self._note_progress,
-                )
-            except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
-                launched.set_exception(error)
-            else:
-                launched.set_result(executor)
-
-        launched.set_running_or_notify_cancel()
-        threading.Thread(target=launch, name="launch", daemon=True).start()
-        return launched
 
     def _note_progress(self, text: str) -> None:
         self._doing = text
@@ -209,16 +186,16 @@ class RoleServer:
         return JSONResponse({"status": "ok"})
 
     async def _ready(self, _request: Request) -> Response:
-        if self._state is not ServerState.READY or self._executor is None:
+        if self._state is not ServerState.READY:
             doing = self._doing if self._state is ServerState.LOADING else ""
             return JSONResponse({"status": self._state.value, "detail": doing}, status_code=503)
-        return JSONResponse({"status": self._state.value, "worker": self._executor.description.address})
+        return JSONResponse({"status": self._state.value, "worker": self._address})
 
     async def _metrics(self, _request: Request) -> Response:
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     def _sample(self) -> WorkerSample | None:
         executor = self._executor
-        if executor is None:
+        if executor is None or not self._address:
             return None
-        return WorkerSample(self._role, executor.description.address, executor.load, executor.step_age_s)
+        return WorkerSample(self._role, self._address, executor.load, executor.step_age_s)
