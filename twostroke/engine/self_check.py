@@ -21,8 +21,11 @@ from twostroke.protocol.errors import ModelError
 from twostroke.protocol.sampling import SamplingParams
 
 _LENGTHS = (2 * SHORT_SLICE + 1, 3 * SHORT_SLICE)
-TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.15}
-"""Largest difference of two logits, in standard deviations of the row's logits."""
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+"""Root mean square of the logits' differences at most, in standard deviations of the logits.
+
+Wrong attention gives about 1. In bfloat16 two right ones differ by up to 0.1 after some tens of layers (measured).
+"""
 
 
 class _Recorder:
@@ -61,7 +64,7 @@ def self_check(model: LoadedModel, cache: KVCache, attention: AttentionBackend) 
         theirs = _library_logits(model)
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         raise ModelError(f"{_name(model)} does not run with paged attention: {error}") from error
-    difference = float(((ours - theirs).abs().amax(dim=-1) / theirs.std(dim=-1)).max())
+    difference = float(((ours - theirs).square().mean(dim=-1).sqrt() / theirs.std(dim=-1)).max())
     if not difference <= TOLERANCES[model.dtype]:  # also catches NaN
         raise ModelError(
             f"{_name(model)}: logits under paged attention differ from the library's own by {difference:.3g} standard "
