@@ -27,6 +27,7 @@ from twostroke.frontend.endpoint import GenerationEndpoint, Limits
 from twostroke.frontend.errors import ApiError, Kind, Problem, problem_of
 from twostroke.frontend.in_flight import InFlight
 from twostroke.frontend.metrics import FrontendMetrics
+from twostroke.frontend.surface import served_model
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import TwostrokeError
 from twostroke.protocol.openai import ErrorObject, Model, ModelList
@@ -130,7 +131,7 @@ class _Probes:
         return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     def _model(self) -> Model:
-        model = self._executor.model
+        model = served_model(self._executor)
         return Model(model.name, "model", self._started, "twostroke", model.max_model_len)
 
 

@@ -17,7 +17,7 @@ from twostroke.frontend.request_fields import (
     stop_strings,
     wants_usage,
 )
-from twostroke.frontend.surface import Answer, AnswerWriter, Envelope
+from twostroke.frontend.surface import Answer, AnswerWriter, Envelope, served_model
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import InvalidRequestError
 from twostroke.protocol.ids import SequenceKey
@@ -60,7 +60,7 @@ class ChatSurface:
     async def read(self, body: bytes, deadline_s: float) -> Submission:
         """Read and check a request body; see `Surface`."""
         fields = decode_body(_DECODER, body)
-        model = self._executor.model
+        model = served_model(self._executor)
         check_model(fields.model, model)
         refuse_unserved(fields)
         stop = stop_strings(fields.stop)
@@ -74,11 +74,11 @@ class ChatSurface:
             cache_salt=fields.cache_salt or "",
             deadline_s=deadline_s,
         )
-        return Submission(request, len(prompt_ids), stop, bool(fields.stream), wants_usage(fields))
+        return Submission(request, model.name, len(prompt_ids), stop, bool(fields.stream), wants_usage(fields))
 
     def writer(self, submission: Submission) -> AnswerWriter:
         """A writer for the answer to `submission`."""
-        return _Writer(self._text, self._executor.model.name, include_usage=submission.include_usage)
+        return _Writer(self._text, submission.model, include_usage=submission.include_usage)
 
 
 def _limit(fields: ChatBody) -> OutputLimit:

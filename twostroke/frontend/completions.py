@@ -16,7 +16,7 @@ from twostroke.frontend.request_fields import (
     stop_strings,
     wants_usage,
 )
-from twostroke.frontend.surface import Answer, AnswerWriter, Envelope
+from twostroke.frontend.surface import Answer, AnswerWriter, Envelope, served_model
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import InvalidRequestError
 from twostroke.protocol.ids import SequenceKey
@@ -48,7 +48,7 @@ class CompletionSurface:
     async def read(self, body: bytes, deadline_s: float) -> Submission:
         """Read and check a request body; see `Surface`."""
         fields = decode_body(_DECODER, body)
-        model = self._executor.model
+        model = served_model(self._executor)
         check_model(fields.model, model)
         refuse_unserved(fields)
         stop = stop_strings(fields.stop)
@@ -62,11 +62,11 @@ class CompletionSurface:
             cache_salt=fields.cache_salt or "",
             deadline_s=deadline_s,
         )
-        return Submission(request, len(prompt_ids), stop, bool(fields.stream), wants_usage(fields))
+        return Submission(request, model.name, len(prompt_ids), stop, bool(fields.stream), wants_usage(fields))
 
     def writer(self, submission: Submission) -> AnswerWriter:
         """A writer for the answer to `submission`."""
-        return _Writer(self._text, self._executor.model.name, include_usage=submission.include_usage)
+        return _Writer(self._text, submission.model, include_usage=submission.include_usage)
 
     async def _prompt_ids(self, prompt: str | list[str | int | list[int]], model: ServedModel) -> list[int]:
         """The token ids of the one prompt that was given, in whatever form."""

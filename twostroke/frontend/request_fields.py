@@ -30,6 +30,7 @@ class Submission:
 
     Attributes:
         request: For the executor.
+        model: Served name.
         prompt_tokens: Length of the prompt.
         stop: Stop strings.
         stream: Whether the client wants events.
@@ -37,6 +38,7 @@ class Submission:
     """
 
     request: GenerationRequest
+    model: str
     prompt_tokens: int
     stop: tuple[str, ...]
     stream: bool

@@ -7,8 +7,10 @@ from typing import Protocol
 
 import msgspec
 
+from twostroke.executor.base import GenerationExecutor, HealthState, ServedModel
 from twostroke.frontend.output import Piece
 from twostroke.frontend.request_fields import Submission
+from twostroke.protocol.errors import OverloadedError
 from twostroke.protocol.openai import Usage
 
 
@@ -24,6 +26,19 @@ class Answer:
         self.text += piece.text
         self.last.tokens += piece.tokens
         self.last.finish_reason = piece.finish_reason
+
+
+def served_model(executor: GenerationExecutor) -> ServedModel:
+    """The model behind `executor`, without ever waiting for it.
+
+    Raises:
+        OverloadedError: It is still loading.
+        EngineDeadError: It never became ready.
+    """
+    health = executor.check_health()
+    if health.state is HealthState.STARTING:
+        raise OverloadedError(health.reason or "the model is still loading; try again soon")
+    return executor.model
 
 
 class AnswerWriter(Protocol):
@@ -60,7 +75,8 @@ class Surface(Protocol):
         Raises:
             InvalidRequestError: Something in it is wrong.
             ApiError: It asks for another model.
-            EngineDeadError: Nothing is known of the model.
+            OverloadedError: The model is still loading.
+            EngineDeadError: It never became ready.
         """
         ...
 
