@@ -122,12 +122,12 @@ class RouterExecutor(GenerationExecutor):
             life.cancel()
 
     def check_health(self) -> Health:
-        """READY while every needed role has a live worker. A router outlives its workers: only `shutdown` kills it."""
+        """READY while every needed role has an attached worker. It outlives its workers: only `shutdown` kills it."""
         if self._stopped:
             return Health(HealthState.DEAD, "the router is shut down")
         missing = self.pool.missing_role()
         if missing is not None:
-            return Health(HealthState.STARTING, f"no live {missing} worker")
+            return Health(HealthState.STARTING, f"no live {missing} worker; try again later")
         return Health(HealthState.READY)
 
     def shutdown(self, deadline_s: float | None = None) -> None:

@@ -99,8 +99,11 @@ class WorkerPool:
         return self._in_state(role, WorkerState.SUSPECT)
 
     def missing_role(self) -> Role | None:
-        """A needed role without a live worker; None when the router can serve."""
-        return next((role for role in self.roles if next(self.live(role), None) is None), None)
+        """A needed role without any attached worker; None when the router can serve.
+
+        A suspect worker counts: requests wait for it. A pause must not take the router out of its load balancer.
+        """
+        return next((role for role in self.roles if not any(self.live(role)) and not any(self.suspect(role))), None)
 
     @property
     def model(self) -> ServedModel:

@@ -42,15 +42,18 @@ def slot_at(pool: WorkerPool, address: str) -> WorkerSlot:
 
 
 async def test_ready_needs_every_role() -> None:
-    """STARTING without a generation worker, READY with one, STARTING again when it dies; never DEAD by itself."""
+    """STARTING without a generation worker, READY with one that is only silent, STARTING when it dies."""
     async with fake_cluster(context=1, generation=1, expect_live=False) as cluster:
         late = cluster.workers.pop("tcp://generation:1")
         await until(lambda: cluster.executor.pool.missing_role() is Role.GENERATION)
         health = cluster.executor.check_health()
-        assert (health.state, health.reason) == (HealthState.STARTING, "no live generation worker")
+        assert (health.state, health.reason) == (HealthState.STARTING, "no live generation worker; try again later")
         cluster.workers["tcp://generation:1"] = late
         await cluster.executor.ready()
         assert cluster.executor.check_health().state is HealthState.READY
+        late.silence_s = 3.0
+        assert cluster.executor.check_health().state is HealthState.READY
+        assert list(cluster.executor.pool.live(Role.GENERATION)) == []
         del cluster.workers["tcp://generation:1"]
         late.die()
         assert cluster.executor.check_health().state is HealthState.STARTING
