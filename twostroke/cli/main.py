@@ -184,5 +184,5 @@ def _with_some_model(config: ClusterConfig) -> ClusterConfig:
 
 
 def _run_part(run: Callable[[ClusterConfig], int], config: ClusterConfig) -> None:
-    announce_progress("loading")
+    announce_progress("libraries")
     raise typer.Exit(run(config))
