@@ -13,6 +13,13 @@ from twostroke import __version__
 from twostroke.cli.main import app
 
 COMMANDS = ["up", "serve", "router", "context-server", "generation-server", "model", "version"]
+LIGHT_MODULES = [
+    "twostroke.cli.up.command",
+    "twostroke.frontend.serve",
+    "router.main",
+    "context_server.main",
+    "generation_server.main",
+]
 HEAVY = {"torch", "triton", "transformers", "ucxx", "numba"}
 
 
@@ -58,9 +65,10 @@ def test_a_missing_model_is_one_line_and_exit_status_2(runner: CliRunner) -> Non
     assert result.stderr == "twostroke: error: model.path: /nowhere/m does not exist\n"
 
 
-def test_the_command_line_itself_loads_no_engine() -> None:
-    """So that the router, and `up` itself, start fast and stay small."""
-    script = "import json, sys, twostroke.cli.main, twostroke.cli.up.command; print(json.dumps(list(sys.modules)))"
+@pytest.mark.parametrize("module", LIGHT_MODULES)
+def test_processes_that_run_no_model_load_no_engine(module: str) -> None:
+    """So that they start fast and stay small; the world that runs the model is a process of its own."""
+    script = f"import json, sys, twostroke.cli.main, {module}; print(json.dumps(list(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)
     assert HEAVY.isdisjoint(json.loads(done.stdout))
 

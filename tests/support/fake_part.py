@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 from twostroke.ipc.supervise import announce_progress, announce_ready, die_with_supervisor
@@ -36,8 +37,19 @@ def main(mode: str, arguments: list[str]) -> int:
         announce_progress(str(child.pid))
     if mode != "silent":
         announce_ready("http://127.0.0.1:1")
+    if mode == "answering":
+        HTTPServer(("127.0.0.1", int(arguments[0])), Answering).serve_forever()
     time.sleep(ENDLESS_S)
     return 0
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Says yes to everything."""
+
+    def do_GET(self) -> None:
+        """Answer with 200."""
+        self.send_response(200)
+        self.end_headers()
 
 
 def _takes_a_line(file: Path) -> bool:
