@@ -8,6 +8,7 @@ iteration of a result on that loop's own thread would wait for itself; read resu
 
 import asyncio
 import random
+from collections.abc import Callable
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -34,7 +35,11 @@ class RouterExecutor(GenerationExecutor):
         client_ids: Draws the ids of this router's requests; the links attach with the same frontend id.
         attach: Makes a link to a worker.
         registry: Where the router's metrics are registered.
+        on_dead: Called once if the router breaks by a bug of its own; `failure` says how.
         draw: Randomness of back-offs.
+
+    Attributes:
+        failure: How the router broke; None while it has not.
 
     Raises:
         ConfigError: The configured workers cannot serve.
@@ -46,12 +51,23 @@ class RouterExecutor(GenerationExecutor):
         client_ids: ClientIds,
         attach: Attach,
         registry: CollectorRegistry,
+        *,
+        on_dead: Callable[[], None] = lambda: None,
         draw: random.Random | None = None,
     ) -> None:
         router = config.router
         loop = asyncio.get_running_loop()
         self.ledger = Ledger(loop.time)
-        self.pool = WorkerPool(config.workers, attach, router.suspect_after_s, self._workers_changed, draw)
+        self.failure: EngineDeadError | None = None
+        self._on_dead = on_dead
+        self.pool = WorkerPool(
+            config.workers,
+            attach,
+            router.suspect_after_s,
+            on_change=self._workers_changed,
+            on_broken=self._broke,
+            draw=draw,
+        )
         self._dispatcher = Dispatcher(self.pool, router, loop.time)
         self._metrics = RouterMetrics(registry)
         registry.register(LedgerCollector(self.ledger))
@@ -124,7 +140,7 @@ class RouterExecutor(GenerationExecutor):
     def check_health(self) -> Health:
         """READY while every needed role has an attached worker. It outlives its workers: only `shutdown` kills it."""
         if self._stopped:
-            return Health(HealthState.DEAD, "the router is shut down")
+            return Health(HealthState.DEAD, str(self.failure or "the router is shut down"))
         missing = self.pool.missing_role()
         if missing is not None:
             return Health(HealthState.STARTING, f"no live {missing} worker; try again later")
@@ -148,6 +164,13 @@ class RouterExecutor(GenerationExecutor):
         self._dispatcher.pump()
         if not self._was_ready.is_set() and self.pool.missing_role() is None:
             self._was_ready.set()
+
+    def _broke(self, error: BaseException) -> None:
+        """A part that everything hangs on is gone: end, so that whoever started the router starts it anew."""
+        if self.failure is None:
+            self.failure = EngineDeadError(f"the router broke: {error!r}; its log has the traceback")
+            self.shutdown()
+            self._on_dead()
 
     def _ended(self, life: RequestLife) -> None:
         self._lives.pop(life.request.key.client_id, None)

@@ -36,6 +36,7 @@ def run(config: ClusterConfig) -> int:
     Raises:
         ConfigError: A setting is wrong, a port is taken, or the secret cannot be read.
         ModelError: The model's folder has no usable tokenizer.
+        EngineDeadError: The router broke by a bug of its own.
     """
     if config.security.secret_file is None:
         raise ConfigError("security.secret_file: the router attaches to its workers with the cluster's secret; set it")
@@ -61,7 +62,8 @@ async def _serve(
         client_ids=client_ids,
         options=RemoteOptions(dead_after_s=config.router.dead_after_s),
     )
-    executor = RouterExecutor(config, client_ids, attach, registry)
+    stop = asyncio.Event()
+    executor = RouterExecutor(config, client_ids, attach, registry, on_dead=stop.set)
     app = create_app(executor, text, _options(config), registry)
     in_flight = in_flight_of(app)
     sites = Site(app, public), Site(create_admin_app(executor), admin)
@@ -70,13 +72,15 @@ async def _serve(
     try:
         await serve(
             sites,
-            stop=asyncio.Event(),
+            stop=stop,
             on_stopping=in_flight.stop_admitting,
             on_deadline=in_flight.fail_pending,
         )
     finally:
         announcing.cancel()
         await executor.aclose()
+    if executor.failure is not None:
+        raise executor.failure
 
 
 def _options(config: ClusterConfig) -> FrontendOptions:

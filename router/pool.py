@@ -52,10 +52,11 @@ class WorkerPool:
         attach: Makes a link to one address.
         suspect_after_s: A worker silent for so long is suspect.
         on_change: Called on the loop at each tick and whenever a worker was attached or lost.
+        on_broken: Called if a task of the pool ends by a bug: the router is not to be trusted any more.
         draw: Randomness of the back-off.
 
     Raises:
-        ConfigError: An address is malformed, or there is none in a needed role.
+        ConfigError: An address is malformed or listed twice, or there is none in a needed role.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class WorkerPool:
         config: WorkersConfig,
         attach: Attach,
         suspect_after_s: float,
+        *,
         on_change: Callable[[], None],
+        on_broken: Callable[[BaseException], None],
         draw: random.Random | None = None,
     ) -> None:
         self._configured = _configured(config)
@@ -71,6 +74,7 @@ class WorkerPool:
         self._attach = attach
         self._suspect_after_s = suspect_after_s
         self._on_change = on_change
+        self._on_broken = on_broken
         self._draw = draw or random.Random()  # noqa: S311 - jitter, not cryptography
         self._slots: dict[str, WorkerSlot] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -153,6 +157,7 @@ class WorkerPool:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("worker pool task ended by a bug", exc_info=error)
+            self._on_broken(error)
 
     def _add(self, address: str, role: Role, source: str) -> None:
         slot = WorkerSlot(address, role, source)
@@ -183,7 +188,9 @@ class WorkerPool:
     async def _try_attach(self, slot: WorkerSlot) -> bool:
         try:
             link = await self._attach(slot.address)
-        except (TwostrokeError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, the address is tried again
+            if not isinstance(error, TwostrokeError | OSError):
+                _log.error("attaching broke", address=slot.address, exc_info=error)
             self._attach_failed(slot, str(error))
             return False
         try:
@@ -253,8 +260,12 @@ def _configured(config: WorkersConfig) -> tuple[ConfiguredAddress, ...]:
     expected = Role.GENERATION if config.context else Role.AGGREGATED
     listed = [("workers.context", address, Role.CONTEXT) for address in config.context]
     listed += [("workers.generation", address, expected) for address in config.generation]
+    seen = set()
     for setting, address, _ in listed:
         check_address(address, setting)
+        if address in seen:
+            raise ConfigError(f"{setting}: {address} is listed twice under workers; a worker is attached to once")
+        seen.add(address)
     return tuple(ConfiguredAddress(address, role) for _, address, role in listed)
 
 

@@ -19,6 +19,11 @@ from twostroke.protocol.worker import Role
 OTHER_LAYOUT = LayoutFingerprint("digest", "float32", 32, 2, 2, 8)
 
 
+def unexpected(error: BaseException) -> None:
+    """No task of the pool may break."""
+    raise error
+
+
 @asynccontextmanager
 async def running_pool(config: WorkersConfig, workers: dict[str, FakeWorker]) -> AsyncIterator[WorkerPool]:
     """A pool alone, over `workers`."""
@@ -28,7 +33,7 @@ async def running_pool(config: WorkersConfig, workers: dict[str, FakeWorker]) ->
             raise ConnectionRefusedError(f"nobody listens at {address}")
         return workers[address]
 
-    pool = WorkerPool(config, attach, 2.0, lambda: None)
+    pool = WorkerPool(config, attach, 2.0, on_change=lambda: None, on_broken=unexpected)
     pool.start()
     try:
         yield pool
@@ -152,6 +157,7 @@ async def test_dns_name_follows_its_addresses(monkeypatch: pytest.MonkeyPatch) -
     [
         (WorkersConfig(), "workers.generation: the router needs at least one"),
         (WorkersConfig(context=("tcp://c:1",)), "workers.generation: the router needs at least one"),
+        (WorkersConfig(context=("tcp://w:1",), generation=("tcp://w:1",)), "tcp://w:1 is listed twice"),
         (WorkersConfig(context=("c:1",), generation=("tcp://g:1",)), "workers.context: expected tcp"),
     ],
 )
@@ -162,7 +168,39 @@ def test_wrong_settings(config: WorkersConfig, message: str) -> None:
         raise AssertionError
 
     with pytest.raises(ConfigError, match=message):
-        WorkerPool(config, attach, 2.0, lambda: None)
+        WorkerPool(config, attach, 2.0, on_change=lambda: None, on_broken=unexpected)
+
+
+async def test_a_bug_in_attaching_is_no_reason_to_give_an_address_up() -> None:
+    """Whatever attaching raises, the address is tried again."""
+    async with fake_cluster(context=0, generation=1, expect_live=False) as cluster:
+        worker = cluster.workers.pop("tcp://generation:1")
+        pool = cluster.executor.pool
+        raised: list[str] = []
+
+        async def attach(address: str) -> WorkerLink:
+            if len(raised) < 2:
+                raised.append(address)
+                raise RuntimeError("bug")
+            return worker
+
+        pool._attach = attach
+        await cluster.executor.ready()
+        assert len(raised) == 2
+
+
+async def test_a_broken_pool_ends_the_router() -> None:
+    """Nobody would place waiting requests any more: pending ones fail, and the router says that it is dead."""
+    async with fake_cluster() as cluster:
+        _, sink = cluster.send()
+
+        def explode() -> None:
+            raise RuntimeError("bug")
+
+        cluster.executor.pool._on_change = explode
+        await until(lambda: bool(sink.finals))
+        health = cluster.executor.check_health()
+        assert (health.state, "RuntimeError('bug')" in health.reason) == (HealthState.DEAD, True)
 
 
 async def test_shutdown_fails_what_is_pending_and_leaves() -> None:

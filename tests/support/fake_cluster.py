@@ -108,7 +108,7 @@ async def fake_cluster(
         ),
     )
     cluster = FakeCluster(workers, CollectorRegistry())
-    cluster.executor = RouterExecutor(config, ClientIds(5), cluster.attach, cluster.registry, random.Random(1))
+    cluster.executor = RouterExecutor(config, ClientIds(5), cluster.attach, cluster.registry, draw=random.Random(1))
     cluster.executor.start()
     if expect_live:
         await until(lambda: all(slot.state is WorkerState.LIVE for slot in cluster.executor.pool.slots()))
