@@ -12,6 +12,7 @@ from starlette.types import Message
 from tests.frontend.conftest import MakeApp
 from tests.support.fake_executor import FakeExecutor, Script
 from twostroke.executor.base import Health, HealthState
+from twostroke.frontend import endpoint
 from twostroke.frontend.app import in_flight_of
 from twostroke.frontend.auth import ApiKeys
 from twostroke.protocol.errors import ConfigError
@@ -80,6 +81,38 @@ async def test_a_request_out_of_time_is_a_504(make_app: MakeApp, executor: FakeE
         assert answer.json()["error"]["message"] == "the request did not end within 0.1 s"
     assert executor.calls.aborts == [(executor.calls.requests[0].key.client_id, None)]
     assert executor.calls.requests[0].deadline_s == 0.1
+
+
+@pytest.mark.parametrize("reads", [False, True])
+async def test_a_client_that_stalls_is_given_up(
+    make_app: MakeApp, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch, *, reads: bool
+) -> None:
+    """Whether it never finishes its body or never reads its answer, the place is free again after the deadline."""
+    monkeypatch.setattr(endpoint, "STALLED_S", 0.05)
+    app = make_app(request_timeout_s=0.05, max_in_flight=1)
+    never = asyncio.Event()
+    sent: list[Message] = []
+    body = [{"type": "http.request", "body": msgspec.json.encode({**BODY, "stream": True}), "more_body": False}]
+
+    async def receive() -> Message:
+        if body and not reads:
+            return body.pop()
+        await never.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if not reads:
+            await never.wait()
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+    async with asyncio.timeout(5):
+        await app(scope, receive, send)
+    assert sent[0]["status"] == (504 if reads else 200)
+    assert len(sent) == (2 if reads else 1)
+    assert executor.running == 0
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://frontend") as client:
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
 
 
 async def test_a_worker_that_dies_mid_stream_ends_it_with_one_error_event(

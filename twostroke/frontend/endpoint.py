@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from twostroke.executor.base import GenerationExecutor
 from twostroke.executor.result import GenerationResult
 from twostroke.frontend.errors import CLIENT_LEFT, ClientLeftError
-from twostroke.frontend.exchange import Exchange
+from twostroke.frontend.exchange import Exchange, State
 from twostroke.frontend.in_flight import InFlight
 from twostroke.frontend.metrics import FrontendMetrics, RequestTimer
 from twostroke.frontend.output import OutputText, Piece
@@ -28,6 +28,8 @@ from twostroke.protocol.openai import Usage
 from twostroke.protocol.tokens import token_count
 
 DONE = b"data: [DONE]\n\n"
+STALLED_S = 5.0
+"""How long after its deadline a request may still hang in a client that neither sends nor reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,13 @@ class GenerationEndpoint:
         timer = RequestTimer(self._metrics, self._surface.name)
         status = CLIENT_LEFT  # what a request is that is cut off from outside
         try:
-            await self._serve(exchange, timer)
-            status = 200
+            async with asyncio.timeout(self._limits.timeout_s + STALLED_S):
+                await self._serve(exchange, timer)
+            status = CLIENT_LEFT if exchange.state is State.LEFT else 200
         except ClientLeftError:
             status = CLIENT_LEFT
+        except TimeoutError:
+            status = await exchange.give_up(DeadlineError("the request was not sent, or its answer not read, in time"))
         except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, the client gets one answer
             status = await exchange.fail(error)
         finally:

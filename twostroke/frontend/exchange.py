@@ -91,7 +91,8 @@ class Exchange:
             {"type": "http.response.start", "status": status, "headers": [*_JSON, length, *(headers or [])]}
         )
         await self._send({"type": "http.response.body", "body": body})
-        self.state = State.COMPLETE
+        if self.state is State.OPEN:
+            self.state = State.COMPLETE
 
     async def event(self, data: bytes, *, last: bool = False) -> None:
         """Write encoded events; the first ones start the stream with status 200, the last ones complete it.
@@ -99,8 +100,8 @@ class Exchange:
         Waits while the client reads slower than tokens come.
         """
         if self.state is State.OPEN:
+            self.state = State.STREAMING  # before the write: from here on no status can be sent any more
             await self._send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-            self.state = State.STREAMING
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
         if last and self.state is State.STREAMING:
             self.state = State.COMPLETE
@@ -121,6 +122,17 @@ class Exchange:
         elif self.state is State.STREAMING:
             await self.event(b"data: " + problem.body + b"\n\n", last=True)
         return problem.status
+
+    async def give_up(self, error: BaseException) -> int:
+        """End with `error` without waiting for a client that does not read: a begun stream is cut off.
+
+        Returns:
+            The status that this failure is.
+        """
+        if self.state is State.OPEN:
+            return await self.fail(error)
+        self.state = State.LEFT
+        return CLIENT_LEFT
 
 
 def _refuse_above(limit: int, size: int) -> None:
