@@ -12,7 +12,7 @@ import zmq
 
 from twostroke.ipc.attachments import Attachments, Served, why_not
 from twostroke.ipc.codec import request_codec, result_codec
-from twostroke.ipc.curve import CurveGuard, secure_server
+from twostroke.ipc.curve import secure_server
 from twostroke.ipc.drops import DropCounters, DropReason
 from twostroke.ipc.sockets import (
     Context,
@@ -71,7 +71,7 @@ class AttachPort:
     """One ROUTER with the frontends attached to it.
 
     Args:
-        context: The worker's ZMQ context; gets a `CurveGuard`.
+        context: The worker's ZMQ context, which has a `CurveGuard`.
         secret: The cluster secret.
         bind: ZMQ address; port 0 takes a free one.
         advertise: Host that peers reach it by; None: see `advertised_address`.
@@ -102,7 +102,6 @@ class AttachPort:
         self._description: WorkerDescription | None = None
         self._codec, self._result_codec = request_codec(), result_codec()
         self._lost: deque[FrontendLost] = deque()
-        self._guard = CurveGuard(context, secret)
         self.socket = open_socket(context, zmq.ROUTER, limits)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         watch_connections(self.socket)
@@ -221,6 +220,5 @@ class AttachPort:
         return lost
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close the socket and stop admitting; queued messages may still be taken for `linger_ms`."""
+        """Close the socket; queued messages may still be taken for `linger_ms`."""
         self.socket.close(linger=linger_ms)
-        self._guard.close()

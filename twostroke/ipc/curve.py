@@ -92,7 +92,8 @@ def secure_client(socket: zmq.Socket[bytes], secret: bytes) -> None:
 class CurveGuard:
     """The ZAP handler of one ZMQ context: admits the cluster's client key and nothing else.
 
-    A context has room for one; it serves all secured sockets of that context from a thread of its own until `close`.
+    A context has room for one; it serves all secured sockets of that context from a thread of its own, until `close` or
+    the end of the context (`term`; never `destroy`, which closes the guard's own socket under it).
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], secret: bytes) -> None:
@@ -106,7 +107,10 @@ class CurveGuard:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering; handshakes fail from now on. Call once, after the secured sockets are closed."""
+        """Stop answering. Call once, after the secured sockets were closed; best after their context has ended.
+
+        A socket that still shakes hands when its guard goes away can keep the context from ending.
+        """
         os.eventfd_write(self._stop, 1)
         self._thread.join()
         os.close(self._stop)

@@ -19,6 +19,7 @@ import zmq
 
 from twostroke.ipc.attach_port import AttachPort, Event, FrontendLost, Inbound
 from twostroke.ipc.codec import result_codec
+from twostroke.ipc.curve import CurveGuard
 from twostroke.ipc.drops import DropCounters
 from twostroke.ipc.launch import LaunchSpec
 from twostroke.ipc.local_port import InitStatusPort, LocalPort
@@ -75,7 +76,15 @@ class WorkerEndpoint:
         self._codec = result_codec()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._wake = Wake()
-        self._attach_port = self._open_attach_port()
+        self._guard: CurveGuard | None = None
+        self._attach_port: AttachPort | None = None
+        if spec.secret is not None:
+            self._guard = CurveGuard(self._context, spec.secret)
+            try:
+                self._attach_port = self._open_attach_port(spec.secret)
+            except BaseException:
+                self._end_context()
+                raise
         self._local = LocalPort(self._context, spec, options.limits, self.drops)
         self._init = InitStatusPort(self._context, spec, options.limits)
         self._poller = zmq.Poller()
@@ -87,24 +96,17 @@ class WorkerEndpoint:
         self._local_queue = _LocalQueue.INTACT
         self._lost: list[Event] = []
 
-    def _open_attach_port(self) -> AttachPort | None:
-        if self._spec.secret is None:
-            return None
-        try:
-            return AttachPort(
-                self._context,
-                secret=self._spec.secret,
-                bind=self._spec.engine.worker_bind,
-                advertise=self._spec.engine.advertise,
-                epoch=self._spec.epoch,
-                limits=self._options.limits,
-                silent_after_s=self._options.silent_after_s,
-                drops=self.drops,
-            )
-        except Exception:
-            self._context.term()
-            self._wake.close()
-            raise
+    def _open_attach_port(self, secret: bytes) -> AttachPort:
+        return AttachPort(
+            self._context,
+            secret=secret,
+            bind=self._spec.engine.worker_bind,
+            advertise=self._spec.engine.advertise,
+            epoch=self._spec.epoch,
+            limits=self._options.limits,
+            silent_after_s=self._options.silent_after_s,
+            drops=self.drops,
+        )
 
     @property
     def address(self) -> str:
@@ -189,5 +191,11 @@ class WorkerEndpoint:
             self._attach_port.close(linger_ms)
         self._local.close(linger_ms)
         self._init.close()
+        self._end_context()
+
+    def _end_context(self) -> None:
+        """Wait until all closed sockets are gone; the guard goes last, since a handshake may still need it."""
         self._context.term()
+        if self._guard is not None:
+            self._guard.close()
         self._wake.close()
