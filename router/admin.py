@@ -20,9 +20,12 @@ from router.executor import RouterExecutor
 from router.ledger import HISTORY, LedgerEntry
 from router.workers import WorkerSlot
 from twostroke.protocol.openai import ErrorBody, ErrorObject
-from twostroke.protocol.worker import Role, WorkerDescription, WorkerLoad
+from twostroke.protocol.worker import Role
 
 DEFAULT_LIMIT = 100
+
+Named = dict[str, object]
+"""A protocol struct by field name; see `_named`."""
 
 
 class PhaseView(msgspec.Struct, frozen=True):
@@ -68,8 +71,8 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int | None = None
     silence_s: float | None = None
     placed: int | None = None
-    load: WorkerLoad | None = None
-    description: WorkerDescription | None = None
+    load: Named | None = None
+    description: Named | None = None
 
 
 class WorkersView(msgspec.Struct, frozen=True):
@@ -158,9 +161,15 @@ def _worker_view(slot: WorkerSlot) -> WorkerView:
         epoch=worker.link.epoch,
         silence_s=worker.link.silence_s,
         placed=worker.sequences,
-        load=worker.link.load,
-        description=worker.link.description,
+        load=_named(worker.link.load),
+        description=_named(worker.link.description),
     )
+
+
+def _named(struct: msgspec.Struct) -> Named:
+    """`struct` as a JSON object with field names, also where its wire form is an array."""
+    fields = ((name, getattr(struct, name)) for name in struct.__struct_fields__)
+    return {name: _named(value) if isinstance(value, msgspec.Struct) else value for name, value in fields}
 
 
 def _json(content: object, status: int = 200) -> Response:

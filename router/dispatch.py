@@ -8,6 +8,7 @@ Waiting requests are tried again at every tick of the pool and whenever a worker
 """
 
 import itertools
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -67,7 +68,7 @@ class Dispatcher:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, pool: WorkerPool, config: RouterConfig, clock: Callable[[], float]) -> None:
+    def __init__(self, pool: WorkerPool, config: RouterConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._pool = pool
         self._max_queued = config.max_queued
         self._clock = clock

@@ -57,7 +57,7 @@ class RouterExecutor(GenerationExecutor):
     ) -> None:
         router = config.router
         loop = asyncio.get_running_loop()
-        self.ledger = Ledger(loop.time)
+        self.ledger = Ledger()
         self.failure: EngineDeadError | None = None
         self._on_dead = on_dead
         self.pool = WorkerPool(
@@ -68,7 +68,7 @@ class RouterExecutor(GenerationExecutor):
             on_broken=self._broke,
             draw=draw,
         )
-        self._dispatcher = Dispatcher(self.pool, router, loop.time)
+        self._dispatcher = Dispatcher(self.pool, router)
         self._metrics = RouterMetrics(registry)
         registry.register(LedgerCollector(self.ledger))
         registry.register(WorkersCollector(self.pool.slots))

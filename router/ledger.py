@@ -115,7 +115,7 @@ class Ledger:
     """All open entries, and the last ones that ended.
 
     Args:
-        clock: Monotonic seconds.
+        clock: Monotonic seconds. (An event loop's own clock may be as coarse as a millisecond.)
         history: Ended entries kept.
     """
 

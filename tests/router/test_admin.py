@@ -45,7 +45,8 @@ async def test_workers() -> None:
         assert (answer["ready"], answer["waiting"]) == (False, 0)
         context, generation = answer["workers"]
         assert (context["state"], context["epoch"], context["placed"]) == ("live", 1, 1)
-        assert context["description"]["role"] == "context"
+        assert (context["description"]["role"], context["description"]["layout"]["block_size"]) == ("context", 16)
+        assert context["load"]["blocks"]["free"] == 64
         assert (generation["state"], generation["epoch"]) == ("attaching", None)
         assert "nobody listens" in generation["reason"]
         assert (await http.get("/health")).status_code == 200
