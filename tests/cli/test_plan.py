@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from twostroke.cli.up.plan import LaunchPlan, make_plan, reachable
-from twostroke.cli.up.ports import PortPicker, is_free
+from twostroke.cli.up.ports import PortPicker, fault
 from twostroke.protocol.config import ClusterConfig, EngineConfig, RouterConfig, SecurityConfig
 from twostroke.protocol.errors import ConfigError
 
@@ -66,11 +66,28 @@ def test_a_taken_port_is_refused_with_its_setting() -> None:
     """Before anything is started."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert not is_free("127.0.0.1", port)
-        with pytest.raises(ConfigError, match=rf"router.port: port {port} at 127.0.0.1 is taken"):
+        assert fault("127.0.0.1", port) == "Address already in use"
+        with pytest.raises(
+            ConfigError, match=rf"router.port: port {port} at 127.0.0.1 cannot be used: Address already"
+        ):
             plan_of(router=RouterConfig(port=port))
-        with pytest.raises(ConfigError, match=rf"router.admin_port: port {port} .* is taken"):
+        with pytest.raises(
+            ConfigError, match=rf"router.admin_port: port {port} .*: Address already in use; name another"
+        ):
             plan_of(router=RouterConfig(port=0, admin_port=port))
+
+
+def test_two_settings_cannot_share_a_port() -> None:
+    """It would be free when asked, and taken when the second part starts."""
+    port = PortPicker().pick("127.0.0.1")
+    with pytest.raises(ConfigError, match=r"router.admin_port: .* this launch uses it already"):
+        plan_of(router=RouterConfig(port=port, admin_port=port))
+
+
+def test_a_host_that_is_not_this_one_is_refused() -> None:
+    """With the system's reason."""
+    with pytest.raises(ConfigError, match=r"router.port: port 8000 at 192.0.2.1 cannot be used: Cannot assign"):
+        plan_of(router=RouterConfig(host="192.0.2.1", port=8000))
 
 
 def test_an_address_of_another_form_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Ports of this host: which are free, and choosing some that stay free over a restart."""
+"""Ports of this host: which can be listened on, and choosing some that stay free over a restart."""
 
 import random
 import socket
@@ -12,16 +12,20 @@ _LOWEST, _HIGHEST = 20_000, 32_000
 _WILDCARDS = {"*": "0.0.0.0", "": "0.0.0.0"}  # noqa: S104  (only to test whether a port is free)
 
 
-def is_free(host: str, port: int) -> bool:
-    """Nobody listens on `port` at `host`. Connections of an earlier listener that linger do not count."""
+def fault(host: str, port: int) -> str | None:
+    """Why `port` at `host` cannot be listened on, in the system's words; None if it can.
+
+    Connections of an earlier listener that linger do not count.
+    """
+    host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((_WILDCARDS.get(host, host), port))
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
 
 
 class PortPicker:
@@ -42,7 +46,7 @@ class PortPicker:
             ConfigError: None is left, or `host` is no address of this machine.
         """
         for port in self._candidates:
-            if port not in self._taken and is_free(host, port):
+            if port not in self._taken and fault(host, port) is None:
                 self._taken.add(port)
                 return port
         raise ConfigError(f"no free port between {_LOWEST} and {_HIGHEST} at {host}; is it an address of this host?")
@@ -51,12 +55,13 @@ class PortPicker:
         """`port` itself if it is free, or any free one if it is 0.
 
         Raises:
-            ConfigError: It is taken.
+            ConfigError: It is taken, or may not be listened on.
         """
         if port == 0:
             return self.pick(host)
-        if port in self._taken or not is_free(host, port):
-            raise ConfigError(f"{setting}: port {port} at {host} is taken; stop what listens there or name another")
+        found = "this launch uses it already" if port in self._taken else fault(host, port)
+        if found:
+            raise ConfigError(f"{setting}: port {port} at {host} cannot be used: {found}; name another, or 0 for any")
         self._taken.add(port)
         return port
 
