@@ -91,7 +91,9 @@ class TextModel:
             text: Any text.
             add_special_tokens: Add what the model's tokenizer adds around a text (a rendered chat has them already).
         """
-        # Unlike `encode`, `encode_batch` releases the interpreter lock while it works.
+        if len(text) <= OFFLOAD_CHARS:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # Unlike `encode`, `encode_batch` releases the interpreter lock while it works; for short texts it costs more.
         return self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
     async def encode_text(self, text: str) -> list[int]:
