@@ -2,7 +2,7 @@
 
 It takes its role from the launch spec, as the real entry points together do. The model's path may hold commands for
 the runner, separated by commas: `slow=0.05` sleeps before each step, `crash=7` fails when the prompt starts with that
-token, `load=3` takes three seconds to load, `broken` fails to.
+token, `load=3` takes three seconds to load, `broken` fails to, `block=8` lays its cache out in blocks of eight tokens.
 """
 
 import sys
@@ -39,7 +39,8 @@ def load_fake_runner(model: ModelConfig, config: EngineConfig, progress: Callabl
     time.sleep(float(commands.get("load", 0.0)))
     if "broken" in commands:
         raise ModelError(f"{model.path} is told to be broken")
-    runner = CommandedRunner(num_blocks=config.kv_cache.num_blocks or 64, block_size=config.kv_cache.block_size)
+    block_size = int(commands.get("block", config.kv_cache.block_size))
+    runner = CommandedRunner(num_blocks=config.kv_cache.num_blocks or 64, block_size=block_size)
     runner.slow_s = float(commands.get("slow", 0.0))
     runner.crash_token = int(commands["crash"]) if "crash" in commands else None
     return runner

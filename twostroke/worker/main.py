@@ -101,6 +101,7 @@ class Worker:
         signal.signal(signal.SIGTERM, self._terminate)
         try:
             loop.run()
+            self._role_part.close(loop.closing_s / 2)
         except Exception as error:  # noqa: BLE001 - fatal whatever it is: all frontends are told, then the process ends
             return self._crash(error)
         return self._stop(loop)
@@ -137,7 +138,6 @@ class Worker:
         return loop
 
     def _stop(self, loop: EngineLoop) -> int:
-        self._role_part.close(loop.closing_s / 2)
         if not self._io.stop("the worker was shut down", max(FAREWELL_S, loop.closing_s)):
             self._log.error("the I/O thread did not end in time")
             return EXIT_FAILED
