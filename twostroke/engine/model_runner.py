@@ -10,6 +10,7 @@ import torch
 
 from twostroke.engine.attention.contract import AttentionBackend
 from twostroke.engine.attention.cpu import CpuAttention
+from twostroke.engine.cpu_sampling import CpuGumbelMax
 from twostroke.engine.interfaces import CacheMemory, ModelFacts, SampledToken, SequenceSlice, StepPlan
 from twostroke.engine.kv_cache import CacheGeometry, KVCache, count_blocks
 from twostroke.engine.library_attention import forward
@@ -35,6 +36,7 @@ class ModelRunner:
         self._model = model
         self._cache = cache
         self._attention = attention
+        self._choose = CpuGumbelMax()
         self.cache: CacheMemory = cache.memory
         self.facts = _facts(model, cache.geometry)
 
@@ -82,7 +84,7 @@ class ModelRunner:
         """See `Runner.run`."""
         step = pack(plan, self._cache.geometry.block_size)
         logits = forward(self._model.module, step, self._attention.prepare(step.attention))
-        return sample(logits, step.slices)
+        return sample(logits, step.slices, self._choose)
 
     def warm_up(self, max_batched_tokens: int, max_sequences: int) -> None:
         """Run a full batch of decodes and a chunk: libraries then choose and compile code before requests come.

@@ -9,13 +9,16 @@ cannot win, and no random number is computed for them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from twostroke.engine.interfaces import SampledToken, SequenceSlice
 from twostroke.engine.philox import random_words
 from twostroke.protocol.responses import TokenLogprobs
+
+GumbelMax = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""See `gumbel_max`."""
 
 _WORDS = 2.0**32
 _HIGHEST_NOISE = -math.log(-math.log1p(-0.5 / _WORDS))
@@ -25,12 +28,13 @@ _NUCLEUS = 1024
 """Likeliest tokens that are sorted for `top_p`; a flatter row is sorted whole."""
 
 
-def sample(logits: torch.Tensor, slices: Sequence[SequenceSlice]) -> list[SampledToken]:
+def sample(logits: torch.Tensor, slices: Sequence[SequenceSlice], choose: GumbelMax) -> list[SampledToken]:
     """Choose one token a row.
 
     Args:
         logits: [rows, vocabulary]; changed in place.
         slices: Row `i` belongs to `slices[i]`.
+        choose: `gumbel_max`, or a faster function with the same results.
     """
     if not slices:
         return []
@@ -40,7 +44,7 @@ def sample(logits: torch.Tensor, slices: Sequence[SequenceSlice]) -> list[Sample
     tokens = logits.argmax(dim=-1)  # of several maxima the first
     drawn = [row for row, part in enumerate(slices) if not part.sampling.greedy]
     if drawn:
-        tokens[drawn] = _draw(logits[drawn].float(), [slices[row] for row in drawn])
+        tokens[drawn] = _draw(logits[drawn].float(), [slices[row] for row in drawn], choose)
     chosen = tokens.tolist()
     logprobs = {} if raw is None else dict(zip(asked, _logprobs(raw, tokens[asked], slices, asked), strict=True))
     return [SampledToken(part.request_id, chosen[row], logprobs.get(row)) for row, part in enumerate(slices)]
@@ -52,7 +56,7 @@ def _forbid(logits: torch.Tensor, slices: Sequence[SequenceSlice]) -> None:
             logits[row, list(part.forbidden_ids)] = float("-inf")
 
 
-def _draw(logits: torch.Tensor, slices: Sequence[SequenceSlice]) -> torch.Tensor:
+def _draw(logits: torch.Tensor, slices: Sequence[SequenceSlice], choose: GumbelMax) -> torch.Tensor:
     """Random tokens [rows] for rows with a temperature; `logits` is float32 [rows, vocabulary] and changed."""
     settings = [part.sampling for part in slices]
     logits /= torch.tensor([params.temperature for params in settings], device=logits.device)[:, None]
@@ -60,7 +64,7 @@ def _draw(logits: torch.Tensor, slices: Sequence[SequenceSlice]) -> torch.Tensor
     _keep_top_p(logits, [params.top_p for params in settings])
     seeds = torch.tensor([params.seed for params in settings], device=logits.device)
     indexes = torch.tensor([part.output_index for part in slices], device=logits.device)
-    return _gumbel_max(logits, seeds, indexes)
+    return choose(logits, seeds, indexes)
 
 
 def _keep_top_k(logits: torch.Tensor, top_k: Sequence[int]) -> None:
@@ -98,8 +102,17 @@ def _least_kept(descending: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
     return descending.gather(1, kept - 1)
 
 
-def _gumbel_max(logits: torch.Tensor, seeds: torch.Tensor, indexes: torch.Tensor) -> torch.Tensor:
-    """The token with the highest noisy logit in each row, the lowest id of equals."""
+def gumbel_max(logits: torch.Tensor, seeds: torch.Tensor, indexes: torch.Tensor) -> torch.Tensor:
+    """The token with the highest noisy logit in each row, the lowest id of equals; on any device.
+
+    Args:
+        logits: float32 [rows, vocabulary]; -inf forbids a token.
+        seeds: int64 [rows].
+        indexes: int64 [rows]: the output index of the token.
+
+    Returns:
+        int64 [rows].
+    """
     count, vocabulary = logits.shape
     reachable = logits >= logits.amax(dim=-1, keepdim=True) - _REACH
     rows, tokens = reachable.nonzero(as_tuple=True)

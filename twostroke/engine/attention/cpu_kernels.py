@@ -17,7 +17,7 @@ from llvmlite import ir  # type: ignore[import-untyped]  # it has no stubs
 from numba import njit, types
 from numba.extending import intrinsic
 
-Kernel = Callable[..., Any]
+from twostroke.engine.compiling import Kernel, compile_kernel
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -32,15 +32,6 @@ _C1, _C2, _C3 = np.float32(0.6931471805599453), np.float32(0.24022650695910072),
 _C4, _C5, _C6 = np.float32(0.009618129107628477), np.float32(0.0013333558146428443), np.float32(0.00015403530393381608)
 _BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
 _CACHE_LINE_BYTES = 64
-
-
-def _compile(function: Kernel) -> Kernel:
-    """Compile on first use and keep the machine code on disk; without a writable place, compile in every process."""
-    try:
-        compiled: Kernel = njit(cache=True, fastmath=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError:  # numba found neither this folder nor its user-wide one writable
-        compiled = njit(fastmath=True, nogil=True, error_model="numpy")(function)
-    return compiled
 
 
 @intrinsic
@@ -188,7 +179,7 @@ def make_write_kernel() -> Kernel:
                     cache[block, head, layer, 0, offset, d] = key[token, head, d]
                     cache[block, head, layer, 1, offset, d] = value[token, head, d]
 
-    return _compile(write)
+    return compile_kernel(write, exact=True)
 
 
 def make_attend_kernel(*, head_dim: int, group: int, block_size: int, kv_heads: int, layers: int, bits: bool) -> Kernel:
@@ -266,4 +257,4 @@ def make_attend_kernel(*, head_dim: int, group: int, block_size: int, kv_heads: 
                     result = total[g, d] * share
                     output[token, head * group + g, d] = _narrow(result) if bits else result
 
-    return _compile(attend)
+    return compile_kernel(attend, exact=False)
