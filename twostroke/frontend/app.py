@@ -26,8 +26,8 @@ from twostroke.frontend.completions import CompletionSurface
 from twostroke.frontend.endpoint import GenerationEndpoint, Limits
 from twostroke.frontend.errors import ApiError, Kind, Problem, problem_of
 from twostroke.frontend.in_flight import InFlight
+from twostroke.frontend.intake import served_model
 from twostroke.frontend.metrics import FrontendMetrics
-from twostroke.frontend.surface import served_model
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import TwostrokeError
 from twostroke.protocol.openai import ErrorObject, Model, ModelList
@@ -82,6 +82,7 @@ def create_app(
         middleware=[Middleware(RequireApiKey, keys=options.api_keys)] if options.api_keys is not None else [],
         exception_handlers={HTTPException: _on_http_error, TwostrokeError: _on_error, Exception: _on_error},
     )
+    app.router.redirect_slashes = False  # a redirect is no answer to a POST; the path is simply unknown
     app.state.in_flight = in_flight
     return app
 

@@ -4,23 +4,12 @@ import msgspec
 
 from twostroke.executor.base import GenerationExecutor
 from twostroke.frontend.chat_template import Message
+from twostroke.frontend.intake import Intake, Prompt, Submission
 from twostroke.frontend.output import Piece, ScoredToken
-from twostroke.frontend.request_fields import (
-    OutputLimit,
-    Submission,
-    check_model,
-    check_token_ids,
-    decode_body,
-    output_limit,
-    refuse_unserved,
-    sampling_params,
-    stop_strings,
-    wants_usage,
-)
-from twostroke.frontend.surface import Answer, AnswerWriter, Envelope, served_model
+from twostroke.frontend.request_fields import OutputLimit, decode_body
+from twostroke.frontend.surface import AnswerWriter, Envelope
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import InvalidRequestError
-from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.openai import (
     NULL,
     AssistantMessage,
@@ -36,8 +25,6 @@ from twostroke.protocol.openai import (
     TopLogprob,
     Usage,
 )
-from twostroke.protocol.requests import GenerationRequest
-from twostroke.protocol.tokens import pack_tokens
 
 _DECODER = msgspec.json.Decoder(ChatBody)
 _ENCODER = msgspec.json.Encoder()
@@ -54,27 +41,16 @@ class ChatSurface:
     name = "chat"
 
     def __init__(self, executor: GenerationExecutor, text: TextModel) -> None:
-        self._executor = executor
+        self._intake = Intake(executor, text.defaults)
         self._text = text
 
     async def read(self, body: bytes, deadline_s: float) -> Submission:
         """Read and check a request body; see `Surface`."""
         fields = decode_body(_DECODER, body)
-        model = served_model(self._executor)
-        check_model(fields.model, model)
-        refuse_unserved(fields)
-        stop = stop_strings(fields.stop)
-        prompt_ids = await self._text.encode_chat(_messages(fields.messages))
-        check_token_ids(prompt_ids, model, "messages")
-        max_tokens = output_limit(_limit(fields), len(prompt_ids), model, "messages")
-        request = GenerationRequest(
-            key=SequenceKey(self._executor.draw_client_id()),
-            prompt_ids=pack_tokens(prompt_ids),
-            sampling=sampling_params(fields, max_tokens, _logprobs(fields), model, self._text.defaults),
-            cache_salt=fields.cache_salt or "",
-            deadline_s=deadline_s,
-        )
-        return Submission(request, model.name, len(prompt_ids), stop, bool(fields.stream), wants_usage(fields))
+        self._intake.check(fields)
+        logprobs = _logprobs(fields)
+        prompt = Prompt(await self._text.encode_chat(_messages(fields.messages)), "messages")
+        return self._intake.submission(fields, prompt, _limit(fields), logprobs=logprobs, deadline_s=deadline_s)
 
     def writer(self, submission: Submission) -> AnswerWriter:
         """A writer for the answer to `submission`."""
@@ -145,9 +121,9 @@ class _Writer:
     def usage(self, usage: Usage) -> bytes:
         return self._envelope.usage(usage)
 
-    def whole(self, answer: Answer, usage: Usage) -> bytes:
+    def whole(self, answer: Piece, usage: Usage) -> bytes:
         message = AssistantMessage("assistant", answer.text)
-        choice = ChatChoice(0, message, self._logprobs(answer.last.tokens), answer.last.finish_reason)
+        choice = ChatChoice(0, message, self._logprobs(answer.tokens), answer.finish_reason)
         envelope = self._envelope
         return _ENCODER.encode(
             ChatCompletion(envelope.id, "chat.completion", envelope.created, envelope.model, [choice], usage)

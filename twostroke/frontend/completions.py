@@ -2,27 +2,14 @@
 
 import msgspec
 
-from twostroke.executor.base import GenerationExecutor, ServedModel
+from twostroke.executor.base import GenerationExecutor
+from twostroke.frontend.intake import Intake, Prompt, Submission
 from twostroke.frontend.output import Piece, ScoredToken
-from twostroke.frontend.request_fields import (
-    OutputLimit,
-    Submission,
-    check_model,
-    check_token_ids,
-    decode_body,
-    output_limit,
-    refuse_unserved,
-    sampling_params,
-    stop_strings,
-    wants_usage,
-)
-from twostroke.frontend.surface import Answer, AnswerWriter, Envelope, served_model
+from twostroke.frontend.request_fields import OutputLimit, decode_body
+from twostroke.frontend.surface import AnswerWriter, Envelope
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import InvalidRequestError
-from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.openai import Completion, CompletionBody, CompletionChoice, CompletionLogprobs, Usage
-from twostroke.protocol.requests import GenerationRequest
-from twostroke.protocol.tokens import pack_tokens
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this endpoint."""
@@ -42,40 +29,25 @@ class CompletionSurface:
     name = "completions"
 
     def __init__(self, executor: GenerationExecutor, text: TextModel) -> None:
-        self._executor = executor
+        self._intake = Intake(executor, text.defaults)
         self._text = text
 
     async def read(self, body: bytes, deadline_s: float) -> Submission:
         """Read and check a request body; see `Surface`."""
         fields = decode_body(_DECODER, body)
-        model = served_model(self._executor)
-        check_model(fields.model, model)
-        refuse_unserved(fields)
-        stop = stop_strings(fields.stop)
-        prompt_ids = await self._prompt_ids(fields.prompt, model)
+        self._intake.check(fields)
+        prompt = Prompt(await self._prompt_ids(fields.prompt), "prompt")
         limit = OutputLimit(fields.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS)
-        max_tokens = output_limit(limit, len(prompt_ids), model, "prompt")
-        request = GenerationRequest(
-            key=SequenceKey(self._executor.draw_client_id()),
-            prompt_ids=pack_tokens(prompt_ids),
-            sampling=sampling_params(fields, max_tokens, fields.logprobs, model, self._text.defaults),
-            cache_salt=fields.cache_salt or "",
-            deadline_s=deadline_s,
-        )
-        return Submission(request, model.name, len(prompt_ids), stop, bool(fields.stream), wants_usage(fields))
+        return self._intake.submission(fields, prompt, limit, logprobs=fields.logprobs, deadline_s=deadline_s)
 
     def writer(self, submission: Submission) -> AnswerWriter:
         """A writer for the answer to `submission`."""
         return _Writer(self._text, submission.model, include_usage=submission.include_usage)
 
-    async def _prompt_ids(self, prompt: str | list[str | int | list[int]], model: ServedModel) -> list[int]:
+    async def _prompt_ids(self, given: str | list[str | int | list[int]]) -> list[int]:
         """The token ids of the one prompt that was given, in whatever form."""
-        single = _single(prompt)
-        prompt_ids = await self._text.encode_text(single) if isinstance(single, str) else single
-        if not prompt_ids:
-            raise InvalidRequestError("prompt must hold at least one token, not 0", "prompt")
-        check_token_ids(prompt_ids, model, "prompt")
-        return prompt_ids
+        prompt = _single(given)
+        return await self._text.encode_text(prompt) if isinstance(prompt, str) else prompt
 
 
 def _single(prompt: str | list[str | int | list[int]]) -> str | list[int]:
@@ -111,8 +83,8 @@ class _Writer:
     def usage(self, usage: Usage) -> bytes:
         return self._envelope.usage(usage)
 
-    def whole(self, answer: Answer, usage: Usage) -> bytes:
-        choice = CompletionChoice(0, answer.text, self._logprobs(answer.last.tokens), answer.last.finish_reason)
+    def whole(self, answer: Piece, usage: Usage) -> bytes:
+        choice = CompletionChoice(0, answer.text, self._logprobs(answer.tokens), answer.finish_reason)
         envelope = self._envelope
         return _ENCODER.encode(
             Completion(envelope.id, "text_completion", envelope.created, envelope.model, [choice], usage)

@@ -18,10 +18,10 @@ from twostroke.executor.result import GenerationResult
 from twostroke.frontend.errors import CLIENT_LEFT, ClientLeftError
 from twostroke.frontend.exchange import Exchange, State
 from twostroke.frontend.in_flight import InFlight
+from twostroke.frontend.intake import Submission
 from twostroke.frontend.metrics import FrontendMetrics, RequestTimer
 from twostroke.frontend.output import OutputText, Piece
-from twostroke.frontend.request_fields import Submission
-from twostroke.frontend.surface import Answer, Surface
+from twostroke.frontend.surface import Surface
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import AbortedError, DeadlineError
 from twostroke.protocol.openai import Usage
@@ -137,9 +137,9 @@ class GenerationEndpoint:
             await exchange.event(data + counts + DONE, last=True)
 
     async def _collect(self, exchange: Exchange, submission: Submission, pieces: "_Pieces") -> None:
-        answer = Answer()
+        answer = Piece()
         async for piece in pieces:
-            answer.add(piece)
+            answer.append(piece)
         await exchange.json(self._surface.writer(submission).whole(answer, pieces.usage()))
 
 

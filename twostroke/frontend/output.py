@@ -44,6 +44,12 @@ class Piece:
         """Whether there is nothing to tell a client yet."""
         return not self.text and self.finish_reason is None
 
+    def append(self, piece: "Piece") -> None:
+        """Add what comes after this piece."""
+        self.text += piece.text
+        self.tokens += piece.tokens
+        self.finish_reason = piece.finish_reason
+
 
 class OutputText:
     """Turns the outputs of one sequence into pieces.

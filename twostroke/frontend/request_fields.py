@@ -12,7 +12,6 @@ from twostroke.frontend.errors import ApiError, Kind
 from twostroke.frontend.tokenizer import SamplingDefaults
 from twostroke.protocol.errors import InvalidRequestError
 from twostroke.protocol.openai import INTERNAL, NULL, REFUSED, NotServed, SamplingFields
-from twostroke.protocol.requests import GenerationRequest
 from twostroke.protocol.sampling import MAX_SEED, SamplingParams
 
 MAX_STOP_STRINGS = 16
@@ -22,27 +21,6 @@ _MISSING = re.compile(r"missing required field `(.+?)`")
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 B = TypeVar("B", bound=SamplingFields)
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A request that was read and found right.
-
-    Attributes:
-        request: For the executor.
-        model: Served name.
-        prompt_tokens: Length of the prompt.
-        stop: Stop strings.
-        stream: Whether the client wants events.
-        include_usage: Whether the stream ends with the token counts.
-    """
-
-    request: GenerationRequest
-    model: str
-    prompt_tokens: int
-    stop: tuple[str, ...]
-    stream: bool
-    include_usage: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,43 +2,13 @@
 
 import time
 import uuid
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
-from twostroke.executor.base import GenerationExecutor, HealthState, ServedModel
+from twostroke.frontend.intake import Submission
 from twostroke.frontend.output import Piece
-from twostroke.frontend.request_fields import Submission
-from twostroke.protocol.errors import OverloadedError
 from twostroke.protocol.openai import Usage
-
-
-@dataclass(slots=True)
-class Answer:
-    """A whole answer, collected from its pieces."""
-
-    text: str = ""
-    last: Piece = field(default_factory=Piece)
-
-    def add(self, piece: Piece) -> None:
-        """Append `piece`."""
-        self.text += piece.text
-        self.last.tokens += piece.tokens
-        self.last.finish_reason = piece.finish_reason
-
-
-def served_model(executor: GenerationExecutor) -> ServedModel:
-    """The model behind `executor`, without ever waiting for it.
-
-    Raises:
-        OverloadedError: It is still loading.
-        EngineDeadError: It never became ready.
-    """
-    health = executor.check_health()
-    if health.state is HealthState.STARTING:
-        raise OverloadedError(health.reason or "the model is still loading; try again soon")
-    return executor.model
 
 
 class AnswerWriter(Protocol):
@@ -56,8 +26,8 @@ class AnswerWriter(Protocol):
         """The event of the token counts."""
         ...
 
-    def whole(self, answer: Answer, usage: Usage) -> bytes:
-        """The JSON body of an answer that is not streamed."""
+    def whole(self, answer: Piece, usage: Usage) -> bytes:
+        """The JSON body of an answer that is not streamed: all its pieces in one."""
         ...
 
 
