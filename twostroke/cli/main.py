@@ -22,6 +22,7 @@ from twostroke.cli.errors import reported
 from twostroke.cli.model.commands import app as model_app
 from twostroke.cli.model.commands import fetch_with_progress
 from twostroke.cli.settings import Overrides, check_model_path, load_settings, with_model
+from twostroke.ipc.logs import configure_logs
 from twostroke.ipc.supervise import announce_progress, die_with_supervisor
 from twostroke.protocol.config import ClusterConfig
 
@@ -184,5 +185,6 @@ def _with_some_model(config: ClusterConfig) -> ClusterConfig:
 
 
 def _run_part(run: Callable[[ClusterConfig], int], config: ClusterConfig) -> None:
+    configure_logs(run.__module__.removeprefix("twostroke.frontend.").removesuffix(".main"))
     announce_progress("libraries")
     raise typer.Exit(run(config))
