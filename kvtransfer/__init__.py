@@ -1,0 +1,1 @@
+"""Moves paged KV blocks between processes. Knows buffers and block numbers, never sequences' tokens or models."""

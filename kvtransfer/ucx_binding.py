@@ -1,0 +1,49 @@
+"""Which Python package brings UCX: ucxx, or its predecessor ucx-py.
+
+Both load `libucp` on import; the one-sided calls are made on that very copy, found by its soname. (By path a second
+copy would be loaded, and the two would fight over sockets and signals.)
+"""
+
+import ctypes
+import importlib
+import importlib.util
+
+import structlog
+
+from kvtransfer.backend import BackendError
+
+log = structlog.get_logger(__name__)
+
+_SONAME = "libucp.so.0"
+BINDINGS = (("ucxx", "ucxx"), ("ucp", "ucx-py"))
+"""Module and package, best first."""
+
+
+def choose_binding() -> str:
+    """The module of the best binding that is installed.
+
+    Raises:
+        BackendError: There is none; names the packages to install.
+    """
+    for module, package in BINDINGS:
+        if importlib.util.find_spec(module) is not None:
+            log.info("ucx binding chosen", package=package)
+            return module
+    raise BackendError(
+        "no UCX binding is installed: install ucxx-cu13 (or ucxx-cu12), or ucx-py from NVIDIA's package index, "
+        "or set transfer.backend to loopback where both roles share a process"
+    )
+
+
+def load_ucp() -> ctypes.CDLL:
+    """The `libucp` that the chosen binding has loaded.
+
+    Raises:
+        BackendError: No binding is installed, or it cannot be imported or did not load UCX.
+    """
+    module = choose_binding()
+    try:
+        importlib.import_module(module)
+        return ctypes.CDLL(_SONAME)
+    except (ImportError, OSError) as error:
+        raise BackendError(f"the UCX binding {module} is installed but does not load: {error}") from error
