@@ -1,0 +1,50 @@
+"""The KV transfer agent of a role's worker, from the worker's configuration."""
+
+import zmq
+
+from kvtransfer.agent import TransferAgent
+from kvtransfer.backend import BackendError, BlockBuffer
+from kvtransfer.options import BackendKind, SharedMemory, TransferOptions, TransferTimeouts
+from twostroke.protocol.config import TransferConfig
+from twostroke.protocol.errors import ConfigError
+from twostroke.worker.role_part import RoleContext
+
+
+def start_agent(context: RoleContext) -> TransferAgent:
+    """Start the agent over the worker's whole KV cache.
+
+    Raises:
+        ConfigError: There is no secret, the control endpoint cannot be bound, or the transport cannot start.
+    """
+    if context.secret is None:
+        raise ConfigError(
+            f"security.secret_file: a {context.role} worker moves KV caches and needs the cluster's secret"
+        )
+    config = context.config.transfer
+    memory = context.memory
+    buffer = BlockBuffer(memory.address, memory.block_bytes, memory.num_blocks, memory.owner)
+    try:
+        return TransferAgent(
+            transfer_options(config, context.secret),
+            epoch=context.epoch,
+            layout=context.engine.facts.layout,
+            buffer=buffer,
+            wake=context.wake,
+        )
+    except zmq.ZMQError as error:
+        raise ConfigError(f"{context.role}.transfer.bind: cannot bind {config.bind}: {error}") from error
+    except BackendError as error:
+        raise ConfigError(f"{context.role}.transfer.backend: {config.backend} cannot start: {error}") from error
+
+
+def transfer_options(config: TransferConfig, secret: bytes) -> TransferOptions:
+    """The agent's settings that follow from a worker's configuration."""
+    timeouts = TransferTimeouts()
+    return TransferOptions(
+        secret=secret,
+        bind=config.bind,
+        advertise=config.advertise,
+        backend=BackendKind(config.backend.value),
+        shared_memory=SharedMemory.CMA if config.shared_memory else SharedMemory.OFF,
+        timeouts=TransferTimeouts(serve_s=max(timeouts.serve_s, config.timeout_s)),
+    )
