@@ -218,3 +218,20 @@ async def test_a_failure_after_the_first_token_is_one_error_event(openai: AsyncO
     with pytest.raises(openai_errors.APIError, match="the cache could not be moved"):
         await read()
     assert "".join(texts) == TOKENIZER.decode([40, 41])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_token_ids_come_if_asked_for(openai: AsyncOpenAI, executor: FakeExecutor, stream: bool) -> None:  # noqa: FBT001 - parametrized
+    """`return_token_ids` adds the output's ids, the stop token too, whole or piece by piece; otherwise none are there."""
+    executor.script = script_of("Paris is it.")
+    made = [token for step in executor.script.steps for token in step]
+    body = {"return_token_ids": True}
+    if stream:
+        chunks = await openai.completions.create(model="tiny", prompt="Where?", stream=True, extra_body=body)
+        ids = [token async for chunk in chunks for token in chunk.choices[0].model_extra["token_ids"]]  # type: ignore[index] # there
+    else:
+        answer = await openai.completions.create(model="tiny", prompt="Where?", extra_body=body)
+        ids = answer.choices[0].model_extra["token_ids"]  # type: ignore[index] # an extra field, there as asked
+    assert ids == made
+    plain = await openai.completions.create(model="tiny", prompt="Where?")
+    assert "token_ids" not in (plain.choices[0].model_extra or {})

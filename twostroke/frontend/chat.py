@@ -7,7 +7,7 @@ from twostroke.frontend.chat_template import Message
 from twostroke.frontend.intake import Intake, Prompt, Submission
 from twostroke.frontend.output import Piece, ScoredToken
 from twostroke.frontend.request_fields import OutputLimit, decode_body
-from twostroke.frontend.surface import AnswerWriter, Envelope
+from twostroke.frontend.surface import AnswerWriter, Envelope, shown_ids
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import InvalidRequestError
 from twostroke.protocol.openai import (
@@ -113,9 +113,8 @@ class _Writer:
         return self._envelope.chunk(_ENCODER.encode(choice))
 
     def piece(self, piece: Piece) -> bytes:
-        choice = ChatChunkChoice(
-            0, Delta(content=piece.text or None), self._logprobs(piece.tokens), piece.finish_reason
-        )
+        delta = Delta(content=piece.text or None)
+        choice = ChatChunkChoice(0, delta, self._logprobs(piece.tokens), piece.finish_reason, shown_ids(piece))
         return self._envelope.chunk(_ENCODER.encode(choice))
 
     def usage(self, usage: Usage) -> bytes:
@@ -123,7 +122,7 @@ class _Writer:
 
     def whole(self, answer: Piece, usage: Usage) -> bytes:
         message = AssistantMessage("assistant", answer.text)
-        choice = ChatChoice(0, message, self._logprobs(answer.tokens), answer.finish_reason)
+        choice = ChatChoice(0, message, self._logprobs(answer.tokens), answer.finish_reason, shown_ids(answer))
         envelope = self._envelope
         return _ENCODER.encode(
             ChatCompletion(envelope.id, "chat.completion", envelope.created, envelope.model, [choice], usage)

@@ -6,7 +6,7 @@ from twostroke.executor.base import GenerationExecutor
 from twostroke.frontend.intake import Intake, Prompt, Submission
 from twostroke.frontend.output import Piece, ScoredToken
 from twostroke.frontend.request_fields import OutputLimit, decode_body
-from twostroke.frontend.surface import AnswerWriter, Envelope
+from twostroke.frontend.surface import AnswerWriter, Envelope, shown_ids
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import InvalidRequestError
 from twostroke.protocol.openai import Completion, CompletionBody, CompletionChoice, CompletionLogprobs, Usage
@@ -77,18 +77,21 @@ class _Writer:
         return b""
 
     def piece(self, piece: Piece) -> bytes:
-        choice = CompletionChoice(0, piece.text, self._logprobs(piece.tokens), piece.finish_reason)
-        return self._envelope.chunk(_ENCODER.encode(choice))
+        return self._envelope.chunk(_ENCODER.encode(self._choice(piece)))
 
     def usage(self, usage: Usage) -> bytes:
         return self._envelope.usage(usage)
 
     def whole(self, answer: Piece, usage: Usage) -> bytes:
-        choice = CompletionChoice(0, answer.text, self._logprobs(answer.tokens), answer.finish_reason)
         envelope = self._envelope
+        choices = [self._choice(answer)]
         return _ENCODER.encode(
-            Completion(envelope.id, "text_completion", envelope.created, envelope.model, [choice], usage)
+            Completion(envelope.id, "text_completion", envelope.created, envelope.model, choices, usage)
         )
+
+    def _choice(self, piece: Piece) -> CompletionChoice:
+        logprobs = self._logprobs(piece.tokens)
+        return CompletionChoice(0, piece.text, logprobs, piece.finish_reason, shown_ids(piece))
 
     def _logprobs(self, tokens: list[ScoredToken]) -> CompletionLogprobs | None:
         if not tokens:

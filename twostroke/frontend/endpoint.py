@@ -157,7 +157,8 @@ class _Pieces:
         self._submission = submission
         self._result = result
         self._executor = executor
-        self._output = OutputText(text, submission.stop, submission.request.sampling.min_tokens)
+        min_tokens = submission.request.sampling.min_tokens
+        self._output = OutputText(text, submission.stop, min_tokens, keep_ids=submission.return_token_ids)
         self._timer = timer
 
     async def __aiter__(self) -> AsyncIterator[Piece]:

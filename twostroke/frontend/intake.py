@@ -32,6 +32,7 @@ class Submission:
         stop: Stop strings.
         stream: Whether the client wants events.
         include_usage: Whether the stream ends with the token counts.
+        return_token_ids: Whether the answer carries the ids of the output tokens.
     """
 
     request: GenerationRequest
@@ -40,6 +41,7 @@ class Submission:
     stop: tuple[str, ...]
     stream: bool
     include_usage: bool
+    return_token_ids: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,5 +125,11 @@ class Intake:
             deadline_s=deadline_s,
         )
         return Submission(
-            request, model.name, count, stop_strings(fields.stop), bool(fields.stream), wants_usage(fields)
+            request=request,
+            model=model.name,
+            prompt_tokens=count,
+            stop=stop_strings(fields.stop),
+            stream=bool(fields.stream),
+            include_usage=wants_usage(fields),
+            return_token_ids=bool(fields.return_token_ids),
         )

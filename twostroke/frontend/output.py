@@ -33,11 +33,13 @@ class Piece:
         text: New text.
         tokens: The tokens that arrived since the piece before, if logprobs were asked for.
         finish_reason: Set in the last piece.
+        token_ids: Ids of the tokens that arrived since the piece before; None if they were not asked for.
     """
 
     text: str = ""
     tokens: list[ScoredToken] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    token_ids: list[int] | None = None
 
     @property
     def empty(self) -> bool:
@@ -49,6 +51,8 @@ class Piece:
         self.text += piece.text
         self.tokens += piece.tokens
         self.finish_reason = piece.finish_reason
+        if piece.token_ids is not None:
+            self.token_ids = [*(self.token_ids or []), *piece.token_ids]
 
 
 class OutputText:
@@ -61,14 +65,16 @@ class OutputText:
         text: Decodes.
         stop: Stop strings; the output ends before the first one.
         min_tokens: Stop strings within the first so many tokens do not count.
+        keep_ids: Pieces carry the token ids too.
     """
 
-    def __init__(self, text: TextModel, stop: tuple[str, ...], min_tokens: int) -> None:
+    def __init__(self, text: TextModel, stop: tuple[str, ...], min_tokens: int, *, keep_ids: bool = False) -> None:
         self._detokenizer = text.detokenizer()
         self._stops = StopStrings(stop)
         self._step = 1 if stop else None
         self._min_tokens = min_tokens
         self._scored: list[ScoredToken] = []
+        self._ids: list[int] | None = [] if keep_ids else None
         self._length = 0
         self.token_count = 0
         self.cached_tokens = 0
@@ -85,8 +91,10 @@ class OutputText:
         self._length += len(text)
         if not text and self.finish_reason is None:
             return Piece()
-        scored, self._scored = self._scored, []
-        return Piece(text, scored, self.finish_reason)
+        piece = Piece(text, self._scored, self.finish_reason, self._ids)
+        self._scored = []
+        self._ids = None if self._ids is None else []
+        return piece
 
     def _add(self, output: SequenceOutput) -> str:
         if output.finish_reason is FinishReason.HANDOVER:
@@ -109,6 +117,8 @@ class OutputText:
             new = token_ids[start : start + step]
             self._score(new, start, output.logprobs, self._length + len(text))
             self.token_count += len(new)
+            if self._ids is not None:
+                self._ids += new
             # A stop token ends the output and is not part of it, whether it is a special token or not.
             audible = new[:-1] if silent_last and start + step >= len(token_ids) else new
             text += self._watch(self._detokenizer.push(audible))

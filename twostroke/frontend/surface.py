@@ -55,6 +55,11 @@ class Surface(Protocol):
         ...
 
 
+def shown_ids(piece: Piece) -> list[int] | msgspec.UnsetType:
+    """The `token_ids` of a choice: only there if the request asked for them."""
+    return msgspec.UNSET if piece.token_ids is None else piece.token_ids
+
+
 class Envelope:
     """The parts of a chunk that are the same in all chunks of a stream, encoded once.
 

@@ -127,6 +127,7 @@ class SamplingFields(NotServed, kw_only=True):
         ignore_eos: The model's end-of-sequence tokens do not end the output.
         stop_token_ids: Further tokens that end the output.
         cache_salt: Separates the prefix cache of whoever shares the salt from all others.
+        return_token_ids: Each choice also carries the ids of its output tokens, `token_ids`.
     """
 
     model: str | None = None
@@ -142,6 +143,7 @@ class SamplingFields(NotServed, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     cache_salt: str | None = None
+    return_token_ids: bool | None = None
 
 
 class CompletionBody(SamplingFields, kw_only=True):
@@ -234,12 +236,13 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct):
-    """One text, or one piece of it."""
+    """One text, or one piece of it. `token_ids` stands in it if the request asked for them."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(msgspec.Struct):
@@ -286,12 +289,13 @@ class AssistantMessage(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """One answer of a chat."""
+    """One answer of a chat. `token_ids` stands in it if the request asked for them."""
 
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -313,12 +317,13 @@ class Delta(msgspec.Struct, omit_defaults=True):
 
 
 class ChatChunkChoice(msgspec.Struct):
-    """One piece of one answer."""
+    """One piece of one answer. `token_ids` stands in it if the request asked for them."""
 
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Model(msgspec.Struct):
