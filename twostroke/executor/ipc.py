@@ -231,7 +231,13 @@ class IpcExecutor(GenerationExecutor):
         return Health(HealthState.READY if self.ready.done() else HealthState.STARTING)
 
     def shutdown(self, deadline_s: float | None = None) -> None:
-        """End the world and everything that was made for it, within the deadline (default: `engine.shutdown_s`)."""
+        """End the world and everything that was made for it, within the deadline (default: `engine.shutdown_s`).
+
+        Raises:
+            RuntimeError: It was called by a callback of `ready` or `died`, on the thread that it waits for.
+        """
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("shutdown waits for the response thread, so that one cannot call it")
         with self._shutdown_lock:
             if self._cleaned:
                 return

@@ -125,13 +125,13 @@ class AttachPort:
             if frames is None:
                 return events, True
             if len(frames) != _ROUTED_FRAMES:
-                self._drop(DropReason.MALFORMED)
+                self._drops.count(DropReason.MALFORMED)
                 continue
             identity, payload = frames
             try:
                 envelope = self._codec.decode(payload)
             except ProtocolError:
-                self._drop(DropReason.MALFORMED)
+                self._drops.count(DropReason.MALFORMED)
                 continue
             event = self._handle(identity, envelope, now)
             if event is not None:
@@ -145,19 +145,19 @@ class AttachPort:
             return None
         frontend_id = self._attachments.heard(identity, now)
         if frontend_id is None:
-            self._drop(DropReason.UNATTACHED)
+            self._drops.count(DropReason.UNATTACHED)
             if isinstance(body, FrontendBeat):
                 self._refuse(identity, "this frontend is not attached (any more); attach on a fresh socket")
             return None
         if envelope.epoch != self._epoch:
-            self._drop(DropReason.WRONG_EPOCH)
+            self._drops.count(DropReason.WRONG_EPOCH)
             return None
         return self._permit(frontend_id, body)
 
     def _permit(self, frontend_id: int, body: WorkerBound) -> Event | None:
         reason = why_not(frontend_id, body)
         if reason is not None:
-            self._drop(reason)
+            self._drops.count(reason)
         elif isinstance(body, Detach):
             self._attachments.forget(frontend_id)
             return FrontendLost(frontend_id)
@@ -182,10 +182,6 @@ class AttachPort:
         log.warning("refused a frontend", reason=message)
         answer: FrontendBound = AttachRefused(PROTOCOL_VERSION, self._epoch, message)
         try_send(self.socket, [identity, self._result_codec.encode(answer)])
-
-    def _drop(self, reason: DropReason) -> None:
-        self._drops.count(reason)
-        log.warning("dropped a frontend's message", reason=reason.value)
 
     def send(self, frontend_id: int, payload: bytes) -> bool:
         """Queue an encoded message; False if that frontend is not attached or cannot take it, and then it is lost."""

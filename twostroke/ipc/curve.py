@@ -135,5 +135,6 @@ class CurveGuard:
             if mechanism == b"CURVE" and hmac.compare_digest(key, self._admitted):
                 return [version, request_id, b"200", b"OK", b"cluster", b""]
         self.refused += 1
-        log.warning("refused a connection without the cluster's key", refused=self.refused)
+        if self.refused.bit_count() == 1:  # powers of two: a flood of connections is no flood of logs
+            log.warning("refused connections without the cluster's key", refused=self.refused)
         return [version, request_id, b"400", b"not a key of this cluster", b"", b""]

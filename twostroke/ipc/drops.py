@@ -3,6 +3,10 @@
 import enum
 from collections import Counter
 
+import structlog
+
+log = structlog.get_logger(__name__)
+
 
 class DropReason(enum.StrEnum):
     """Why a message was dropped."""
@@ -24,8 +28,14 @@ class DropCounters:
         self._counts: Counter[DropReason] = Counter()
 
     def count(self, reason: DropReason, messages: int = 1) -> None:
-        """Note that `messages` were dropped for `reason`."""
-        self._counts[reason] += messages
+        """Note that `messages` were dropped for `reason`.
+
+        It is logged whenever a count passes a power of two, so that a flood of messages is no flood of logs.
+        """
+        before = self._counts[reason]
+        self._counts[reason] = after = before + messages
+        if after.bit_length() > before.bit_length():
+            log.warning("dropped messages", reason=reason.value, dropped=after)
 
     def __getitem__(self, reason: DropReason) -> int:
         return self._counts[reason]

@@ -2,7 +2,6 @@
 
 from typing import Generic, TypeVar
 
-import structlog
 import zmq
 
 from twostroke.ipc.codec import Codec, init_ack_codec, init_status_codec, result_codec
@@ -17,8 +16,6 @@ from twostroke.protocol.worker import InitAck, InitStatus
 _RECONNECT_MS = 10  # the worker binds its queues a little after they are connected to
 
 Message = TypeVar("Message", bound=InitStatus | FrontendBound)
-
-log = structlog.get_logger(__name__)
 
 
 def _connect(context: Context, kind: int, address: str, limits: QueueLimits) -> Socket:
@@ -64,18 +61,14 @@ class _Opener(Generic[Message]):
         try:
             message = self._codec.decode(self._unsealer.unseal(frames))
         except SealError as error:
-            self._drop(error.reason)
+            self._drops.count(error.reason)
         except ProtocolError:
-            self._drop(DropReason.MALFORMED)
+            self._drops.count(DropReason.MALFORMED)
         else:
             if message.epoch == self._epoch:
                 return message
-            self._drop(DropReason.WRONG_EPOCH)
+            self._drops.count(DropReason.WRONG_EPOCH)
         return None
-
-    def _drop(self, reason: DropReason) -> None:
-        self._drops.count(reason)
-        log.warning("dropped a local message", reason=reason.value)
 
 
 class ResultReceiver:

@@ -5,7 +5,6 @@ All are `ipc://` sockets in a directory that only the launching user can enter, 
 
 import time
 
-import structlog
 import zmq
 
 from twostroke.ipc.attachments import Served, why_not
@@ -18,8 +17,6 @@ from twostroke.protocol.errors import ProtocolError
 from twostroke.protocol.ids import LAUNCHING_FRONTEND
 from twostroke.protocol.requests import Abort, Drain, GenerationRequest, Shutdown
 from twostroke.protocol.worker import InitStatus
-
-log = structlog.get_logger(__name__)
 
 
 class LocalPort:
@@ -47,7 +44,6 @@ class LocalPort:
                 bodies.append(self._open(frames))
             except SealError as error:
                 self._drops.count(error.reason)
-                log.warning("dropped a local message", reason=error.reason.value)
         return bodies
 
     def _open(self, frames: list[bytes]) -> Served:
