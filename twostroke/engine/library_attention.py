@@ -16,7 +16,9 @@ from twostroke.protocol.errors import ModelError
 
 ATTENTION_NAME = "twostroke"
 STEP_ARGUMENT = "twostroke_step"
-HARMLESS_ARGUMENTS = frozenset({"position_ids", "use_cache", "output_attentions", "output_hidden_states"})
+HARMLESS_ARGUMENTS = frozenset(
+    {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits"}
+)
 """Arguments that attention functions of the library receive and rightly ignore: they matter elsewhere."""
 
 

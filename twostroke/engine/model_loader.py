@@ -11,7 +11,7 @@ import transformers
 from huggingface_hub import snapshot_download
 
 from twostroke.engine.library_attention import ATTENTION_NAME, register
-from twostroke.engine.model_support import check_config, check_model
+from twostroke.engine.model_support import check_config, check_rope
 from twostroke.protocol.config import Dtype, ModelConfig
 from twostroke.protocol.errors import ConfigError, ModelError
 
@@ -27,8 +27,7 @@ class LoadedModel:
 
     Attributes:
         module: The library's causal language model, with our attention plugged in.
-        config: Its text configuration.
-        folder: Where it was loaded from.
+        config: Its configuration.
         digest: Names config and weight index; see `model_digest`.
         dtype: Of weights, activations and cache.
         max_model_len: Positions that may be served.
@@ -37,7 +36,6 @@ class LoadedModel:
 
     module: torch.nn.Module
     config: Any
-    folder: Path
     digest: str
     dtype: torch.dtype
     max_model_len: int
@@ -57,13 +55,12 @@ def load_model(model: ModelConfig) -> LoadedModel:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{folder}: config.json cannot be read by the model library: {error}") from error
-    text_config = config.get_text_config(decoder=True)
-    max_model_len = choose_max_model_len(text_config, model.max_model_len)
-    check_config(config, max_model_len)
-    dtype = choose_dtype(text_config, model.dtype)
+    check_config(config)
+    max_model_len = choose_max_model_len(config, model.max_model_len)
+    check_rope(config, max_model_len)
+    dtype = choose_dtype(config, model.dtype)
     module = _load_weights(folder, config, dtype)
-    check_model(module)
-    return LoadedModel(module, text_config, folder, digest, dtype, max_model_len, read_eos_ids(folder, text_config))
+    return LoadedModel(module, module.config, digest, dtype, max_model_len, read_eos_ids(folder, config))
 
 
 def find_folder(path: str) -> Path:
@@ -153,10 +150,12 @@ def read_eos_ids(folder: Path, config: Any) -> tuple[int, ...]:
     return tuple(sorted(set(ids if isinstance(ids, list) else [ids])))
 
 
-def _load_weights(folder: Path, config: Any, dtype: torch.dtype) -> torch.nn.Module:
+def _load_weights(folder: Path, config: Any, dtype: torch.dtype) -> Any:
     register()
+    library: Any = transformers
+    library.utils.logging.disable_progress_bar()
     try:
-        module = transformers.AutoModelForCausalLM.from_pretrained(
+        module, report = library.AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -164,8 +163,11 @@ def _load_weights(folder: Path, config: Any, dtype: torch.dtype) -> torch.nn.Mod
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelError(f"{folder}: the model library cannot load this model: {error}") from error
-    frozen: torch.nn.Module = module.train(False).requires_grad_(False)
-    return frozen
+    if report["missing_keys"]:  # the library would leave them random
+        names = ", ".join(sorted(report["missing_keys"])[:3])
+        raise ModelError(f"{folder}: the weight files lack {len(report['missing_keys'])} tensors: {names} ...")
+    return module.eval().requires_grad_(False)

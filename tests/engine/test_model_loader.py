@@ -1,0 +1,78 @@
+"""What is read from a model folder, and which folders and settings are refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.tiny_models import save_tiny_model
+from twostroke.engine.model_loader import load_model, model_digest
+from twostroke.protocol.config import Dtype, ModelConfig
+from twostroke.protocol.errors import ConfigError, ModelError
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama in bfloat16."""
+    return save_tiny_model(tmp_path_factory.mktemp("llama"), dtype=torch.bfloat16)
+
+
+@pytest.fixture
+def copy(llama: Path, tmp_path: Path) -> Path:
+    """A copy to break."""
+    return Path(shutil.copytree(llama, tmp_path / "copy"))
+
+
+def test_dtype_and_length_come_from_the_checkpoint_unless_set(llama: Path) -> None:
+    """`auto` takes the checkpoint's dtype; a smaller length is taken over."""
+    own = load_model(ModelConfig(path=str(llama)))
+    assert (own.dtype, own.max_model_len, own.eos_token_ids) == (torch.bfloat16, 512, (1,))
+    assert {parameter.dtype for parameter in own.module.parameters()} == {torch.bfloat16}
+    chosen = load_model(ModelConfig(path=str(llama), dtype=Dtype.FLOAT32, max_model_len=100))
+    assert (chosen.dtype, chosen.max_model_len) == (torch.float32, 100)
+
+
+def test_generation_config_names_the_end_tokens(copy: Path) -> None:
+    """generation_config.json wins over config.json."""
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 4]}))
+    assert load_model(ModelConfig(path=str(copy))).eos_token_ids == (4, 9)
+
+
+def test_settings_that_do_not_fit_are_refused(llama: Path) -> None:
+    """A length above the model's limit (both numbers are named), and a dtype that is not served on CPU."""
+    with pytest.raises(ConfigError, match=r"model.max_model_len: 513 is above the model's limit of 512"):
+        load_model(ModelConfig(path=str(llama), max_model_len=513))
+    with pytest.raises(ConfigError, match=r"model.dtype: the configured float16 .* set float32 or bfloat16"):
+        load_model(ModelConfig(path=str(llama), dtype=Dtype.FLOAT16))
+
+
+def test_the_digest_covers_config_and_weight_header(llama: Path, copy: Path) -> None:
+    """Equal folders share a digest; another config, or tensors of other shapes, have another."""
+    assert model_digest(copy) == model_digest(llama)
+    weights = load_file(copy / "model.safetensors")
+    save_file({**weights, "extra": torch.zeros(1)}, copy / "model.safetensors")
+    changed = model_digest(copy)
+    assert changed != model_digest(llama)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "rope_theta": 5}))
+    assert model_digest(copy) not in {changed, model_digest(llama)}
+
+
+def test_incomplete_folders_are_refused(copy: Path, tmp_path: Path) -> None:
+    """No folder, no config, no safetensors, or weights that lack a tensor: each says what is missing."""
+    with pytest.raises(ModelError, match=r"model.path: '.*nowhere' is no folder"):
+        load_model(ModelConfig(path=str(tmp_path / "nowhere")))
+    weights = load_file(copy / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"the weight files lack 1 tensors: model.norm.weight"):
+        load_model(ModelConfig(path=str(copy)))
+    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"neither model.safetensors nor .* convert the model to safetensors"):
+        load_model(ModelConfig(path=str(copy)))
+    (copy / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"config.json is missing"):
+        load_model(ModelConfig(path=str(copy)))
