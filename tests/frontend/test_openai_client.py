@@ -222,7 +222,7 @@ async def test_a_failure_after_the_first_token_is_one_error_event(openai: AsyncO
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_token_ids_come_if_asked_for(openai: AsyncOpenAI, executor: FakeExecutor, stream: bool) -> None:  # noqa: FBT001 - parametrized
-    """`return_token_ids` adds the output's ids, the stop token too, whole or piece by piece; otherwise none are there."""
+    """`return_token_ids` adds the output's ids, the stop token too, whole or in pieces; otherwise none are there."""
     executor.script = script_of("Paris is it.")
     made = [token for step in executor.script.steps for token in step]
     body = {"return_token_ids": True}
