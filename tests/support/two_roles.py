@@ -16,7 +16,7 @@ from twostroke.protocol.responses import FinishReason
 from twostroke.protocol.sampling import SamplingParams
 from twostroke.protocol.tokens import pack_tokens
 from twostroke.protocol.transfer import ContextPhaseParams
-from twostroke.protocol.worker import BlockCounts, Role
+from twostroke.protocol.worker import BlockCounts, Role, WorkerLoad
 
 FAKE_WORLD = "tests.support.fake_worker"
 POLL_S = 0.05
@@ -99,6 +99,7 @@ class TwoRoles:
     async def wait_idle(self, *workers: IpcExecutor, within_s: float = 15.0) -> None:
         """Wait until all blocks of `workers` (default: both) are free or cached, as their heartbeats tell."""
         watched = workers or (self.context, self.generation)
+        await fresh_heartbeats(*watched)
         await wait_for(
             lambda: all(is_idle(worker.load.blocks) for worker in watched),
             within_s,
@@ -114,6 +115,17 @@ async def wait_for(condition: Callable[[], bool], within_s: float = 15.0, state:
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise AssertionError(f"the condition did not come true in {within_s} s {state()}") from None
+
+
+async def fresh_heartbeats(*workers: IpcExecutor) -> None:
+    """Wait for heartbeats that were sent after this call; the next one may be on its way already, so for two."""
+    for worker in workers:
+        for _ in range(2):
+            await _another_load(worker, worker.load)
+
+
+async def _another_load(worker: IpcExecutor, old: WorkerLoad) -> None:
+    await wait_for(lambda: worker.load is not old)
 
 
 def is_idle(blocks: BlockCounts) -> bool:
