@@ -174,7 +174,7 @@ class TransferThread:
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)
         text = bound.decode().rstrip("\0") if isinstance(bound, bytes) else str(bound)
         self._address = advertised_address(text, self._options.advertise)
-        log.info("transfer agent bound", address=self._address, epoch=self._epoch)
+        log.info("transfer agent bound", address=self._address, epoch=f"{self._epoch:x}")
 
     def _sides(self, context: Context, socket: Socket, backend: Backend) -> tuple[ContextSide, GenerationSide]:
         options, counters = self._options, self.counters
