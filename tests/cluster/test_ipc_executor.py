@@ -427,6 +427,22 @@ def test_a_stopped_world_is_killed_at_the_deadline(start: Start) -> None:
     assert not is_running(pid)
 
 
+def test_a_shutdown_on_the_thread_that_it_waits_for_is_refused(start: Start) -> None:
+    """A callback of `died` runs there; it would wait for itself."""
+    executor = start()
+    raised: list[RuntimeError] = []
+
+    def end(_died: object) -> None:
+        try:
+            executor.shutdown()
+        except RuntimeError as error:
+            raised.append(error)
+
+    executor.died.add_done_callback(end)
+    os.kill(pid_of(executor), signal.SIGKILL)
+    until(lambda: len(raised) == 1)
+
+
 LAUNCHER = f"""
 import sys
 from twostroke.executor.ipc import IpcExecutor

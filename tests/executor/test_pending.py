@@ -142,6 +142,20 @@ def test_the_first_fatal_error_wins_and_reaches_everyone() -> None:
     assert str(pending.error) == "first"
 
 
+def test_a_sink_that_breaks_does_not_keep_the_others_from_their_end() -> None:
+    """A fatal error is told to everyone."""
+
+    class Broken(Sink):
+        def fail(self, error: TwostrokeError) -> None:
+            raise ZeroDivisionError(str(error))
+
+    pending, other = PendingResults(), Sink()
+    pending.submit(SequenceKey(1), Broken(), sent)
+    pending.submit(SequenceKey(2), other, sent)
+    pending.fail_all(EngineDeadError("gone"))
+    assert [str(error) for error in other.errors] == ["gone"]
+
+
 class CountingLoop:
     """Stands in for an event loop: counts the wake-ups from other threads."""
 

@@ -127,7 +127,10 @@ class PendingResults:
     @staticmethod
     def _fail(sinks: list[ResultSink], error: Callable[[], TwostrokeError]) -> None:
         for sink in sinks:
-            sink.fail(error())
+            try:
+                sink.fail(error())
+            except Exception:
+                log.exception("a sink broke while it was told of its end")  # the others are still to be told
         _wake(sinks)
 
 

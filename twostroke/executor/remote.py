@@ -101,8 +101,8 @@ class RemoteExecutor(GenerationExecutor):
         self._attaching: asyncio.Future[Attached] = self._loop.create_future()
         self._client = AttachClient(zmq.Context.instance(), address, secret, options.limits, self.drops)
         self._descriptors = self._client.descriptors()
-        for descriptor in self._descriptors:
-            self._loop.add_reader(descriptor, self._turn)
+        for descriptor, turn in zip(self._descriptors, (self._turn, self._connection_turn), strict=True):
+            self._loop.add_reader(descriptor, turn)
         self._heard_at = self._beat_at = self._tick_at = self._loop.time()
         self._tick_timer = self._loop.call_soon(self._tick)
         self._turn_scheduled = False
@@ -246,22 +246,32 @@ class RemoteExecutor(GenerationExecutor):
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Read what has arrived, and see whether the connection still stands."""
+        """Read what has arrived."""
         self._turn_scheduled = False
         if self._state is _State.DEAD:
             return
         try:
-            failure = self._client.failure()  # asked first: all that arrived before the loss is read below
-            while not self._read() and failure is not None:
-                pass
-            if failure is not None:
-                self._die(EngineDeadError(f"worker {self._address}: {failure}"))
-            elif self._state is _State.CONNECTING:
+            if self._state is _State.CONNECTING:
                 self._try_attach()
-            else:
+            elif not self._read():
                 self._turn_if_readable()
         except Exception as error:  # noqa: BLE001 - a broken executor ends as a dead one, loudly
             self._broke(error)
+
+    def _connection_turn(self) -> None:
+        """See whether the connection still stands; what arrived before it was lost is read first."""
+        if self._state is _State.DEAD:
+            return
+        failure = self._client.failure()
+        if failure is None:
+            self._turn()
+            return
+        try:
+            while not self._read():
+                pass
+        except Exception as error:  # noqa: BLE001 - as in `_turn`
+            self._broke(error)
+        self._die(EngineDeadError(f"worker {self._address}: {failure}"))
 
     def _try_attach(self) -> None:
         if self._client.send(0, Attach(PROTOCOL_VERSION, self._client_ids.frontend_id)):
@@ -316,7 +326,7 @@ class RemoteExecutor(GenerationExecutor):
 
     def _tick(self) -> None:
         """Read (the safety net for lost edges of the descriptor), beat, and see whether the worker still does."""
-        self._turn()
+        self._connection_turn()
         try:
             self._beat()
         except Exception as error:  # noqa: BLE001 - a broken executor ends as a dead one, loudly

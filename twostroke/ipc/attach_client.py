@@ -24,6 +24,7 @@ LEAVING_LINGER_MS = 500
 """How long a frontend that leaves may still take to get its last aborts out."""
 
 _IDENTITY_BYTES = 16
+_POLLIN = int(zmq.POLLIN)  # flags of an enum are slow to combine
 _FAILURES = {
     zmq.EVENT_DISCONNECTED: "the connection was lost",
     zmq.EVENT_CLOSED: "the connection was refused or closed",
@@ -71,7 +72,7 @@ class AttachClient:
     @property
     def readable(self) -> bool:
         """Whether a message waits."""
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
     def send(self, epoch: int, body: WorkerBound) -> bool:
         """Queue a message; False if there is no connection or its queue is full.
@@ -85,11 +86,15 @@ class AttachClient:
         """What has arrived, in order, at most `limit` messages; the flag says whether nothing was left waiting."""
         messages: list[FrontendBound] = []
         for _ in range(limit):
-            frames = try_receive(self._socket)
-            if frames is None:
+            # Asking first is several times cheaper than the exception of an empty receive.
+            if not self.readable:
                 return messages, True
+            frame = self._socket.recv(zmq.NOBLOCK)
+            more = self._socket.getsockopt(zmq.RCVMORE)
+            while self._socket.getsockopt(zmq.RCVMORE):
+                self._socket.recv(zmq.NOBLOCK)
             try:
-                messages.append(self._result_codec.decode(frames[0] if len(frames) == 1 else b""))
+                messages.append(self._result_codec.decode(b"" if more else frame))
             except ProtocolError:
                 self._drops.count(DropReason.MALFORMED)
         return messages, False
