@@ -82,7 +82,7 @@ def test_the_answer_took_both_roles(client: openai.OpenAI, cluster: Cluster) -> 
     """The ledger names a context and a generation worker for a finished request, and no block stays busy."""
     model = client.models.list().data[0].id
     client.completions.create(model=model, prompt="One, two, three,", temperature=0, max_tokens=4)
-    entry = cluster.ledger()["ended"][-1]
+    entry = cluster.ledger()["ended"][0]
     assert entry["phase"] == "done"
     assert entry["context_worker"]
     assert entry["generation_worker"]
