@@ -15,6 +15,7 @@ from tests.support.two_roles import Frontend, TwoRoles, running_two_roles, wait_
 from twostroke.protocol.config import EngineConfig, KVCacheConfig, ModelConfig, TransferConfig
 from twostroke.protocol.errors import AbortedError, EngineDeadError, TransferError
 from twostroke.protocol.sampling import SamplingParams
+from twostroke.protocol.worker import Role
 
 pytestmark = pytest.mark.cluster
 
@@ -145,3 +146,42 @@ async def test_a_storm_of_aborts_leaves_no_block_behind() -> None:
         await asyncio.gather(*(run(roles.frontend, prompt) for prompt in prompts))
         await roles.wait_idle()
         await next_request_is_right(roles)
+
+
+@pytest.mark.parametrize("victim", [Role.CONTEXT, Role.GENERATION])
+async def test_a_death_in_a_storm_leaves_the_other_worker_whole(victim: Role) -> None:
+    """One worker is killed among many transfers: every request ends, and the other worker gets every block back."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    prompts = [[3 + (number * 17 + i) % 900 for i in range(draw.randrange(1, 60))] for number in range(80)]
+    async with running_two_roles(ENGINE) as roles:
+        killed, survivor = roles.context, roles.generation
+        if victim is Role.GENERATION:
+            killed, survivor = survivor, killed
+        tasks = [asyncio.create_task(roles.frontend.generate(prompt, OUTPUT_TOKENS)) for prompt in prompts]
+        await wait_for(lambda: sum(task.done() for task in tasks) > draw.randrange(20))
+        kill(killed.pid)
+        async with asyncio.timeout(30):
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for prompt, result in zip(prompts, results, strict=True):
+            if isinstance(result, BaseException):
+                assert isinstance(result, EngineDeadError | TransferError), repr(result)
+            else:
+                assert result == expected_output(prompt, OUTPUT_TOKENS, 1000)
+        await roles.wait_idle(survivor)
+
+
+async def test_a_terminated_context_worker_waits_for_the_readers_of_its_leases() -> None:
+    """SIGTERM after the first token: the lease is honoured, and the worker ends with it."""
+    async with running_two_roles(ENGINE) as roles:
+        key = roles.frontend.draw_key()
+        first = await roles.frontend.start_context(key, PROMPT, GREEDY).completion()
+        assert first.context_phase_params is not None
+        assert roles.context.pid is not None
+        os.kill(roles.context.pid, signal.SIGTERM)
+        await wait_for(lambda: not roles.context.load.admitting)
+        rest = await roles.frontend.start_generation(key, PROMPT, GREEDY, first.context_phase_params).completion()
+        assert first.token_ids + rest.token_ids == expected_output(PROMPT, 40, 1000)
+        await asyncio.wait_for(asyncio.wrap_future(roles.context.died), 10)
+        await roles.wait_idle(roles.generation)

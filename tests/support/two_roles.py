@@ -10,6 +10,7 @@ from twostroke.executor.remote import RemoteExecutor
 from twostroke.executor.result import GenerationResult
 from twostroke.ipc.secret import new_secret
 from twostroke.protocol.config import EngineConfig, ModelConfig
+from twostroke.protocol.errors import TwostrokeError
 from twostroke.protocol.ids import ClientIds, SequenceKey, draw_frontend_id
 from twostroke.protocol.requests import GenerationRequest, Phase
 from twostroke.protocol.responses import FinishReason
@@ -73,7 +74,11 @@ class Frontend:
         if first.finish_reason is not FinishReason.HANDOVER:
             return first.token_ids
         assert first.context_phase_params is not None
-        rest = await self.start_generation(key, prompt, sampling, first.context_phase_params).completion()
+        try:
+            rest = await self.start_generation(key, prompt, sampling, first.context_phase_params).completion()
+        except TwostrokeError:
+            self.context.abort_request(key.client_id)  # nobody will read the lease now
+            raise
         return first.token_ids + rest.token_ids
 
     def abort(self, client_id: int) -> None:
