@@ -214,12 +214,14 @@ def test_a_worker_killed_while_loading_is_reported_with_rank_pid_and_signal(star
         (Script.DIE_LOADING, r"rank 0 \(pid \d+\) was killed by signal SIGKILL"),
     ],
 )
-def test_a_start_that_fails_says_why(script: Script, problem: str) -> None:
+def test_a_start_that_fails_says_why(
+    script: Script, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The world's own words if it had any; else how it ended. Nothing is left."""
-    before = set(Path(tempfile.gettempdir()).glob("twostroke-*"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(EngineDeadError, match=problem):
         IpcExecutor.launch(MODULE, Role.CONTEXT, ModelConfig(path=script.value), EngineConfig())
-    assert set(Path(tempfile.gettempdir()).glob("twostroke-*")) <= before
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_start_that_takes_too_long_is_ended(start: Start) -> None:

@@ -279,9 +279,9 @@ class IpcExecutor(GenerationExecutor):
             self.died.set_result(error)
 
     def _dispatch_crashed(self, error: Exception) -> None:
-        log.error("the dispatch thread crashed", exc_info=error)
         self._fail(EngineDeadError(f"the dispatch thread crashed: {error!r}"))
         self._abandon()
+        log.error("the dispatch thread crashed", exc_info=error)
 
     # --- the response thread ---
 
@@ -299,9 +299,9 @@ class IpcExecutor(GenerationExecutor):
         try:
             self._fail(self._serve(process, receiver))
         except Exception as error:
-            log.exception("the response thread crashed")
             self._fail(EngineDeadError(f"the response thread crashed: {error!r}"))
             process.terminate()
+            log.exception("the response thread crashed")  # printing a traceback takes time that waiters need not wait
         finally:
             receiver.close()
             self._dispatcher.close()

@@ -351,8 +351,8 @@ class RemoteExecutor(GenerationExecutor):
         self._turn_if_readable()
 
     def _broke(self, error: Exception) -> None:
-        log.error("a remote executor broke", address=self._address, exc_info=error)
         self._die(EngineDeadError(f"the executor of worker {self._address} broke: {error!r}"))
+        log.error("a remote executor broke", address=self._address, exc_info=error)
 
     def _die(self, error: EngineDeadError, linger_ms: int = 0) -> None:
         """End once: record, close, fail everything pending, tell."""
