@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
+from kvtransfer.counters import TransferCounters
 from kvtransfer.events import LeaseEnded, TransferEvent, TransferOutcome
 from twostroke.engine.engine import Engine
 from twostroke.engine.handover import Handover
@@ -38,6 +39,10 @@ class LeaseAgent(Protocol):
         """What happened since the last call."""
         ...
 
+    def counters(self) -> TransferCounters:
+        """Its own numbers."""
+        ...
+
     def close(self, deadline_s: float) -> None:
         """End everything."""
 
@@ -55,13 +60,13 @@ class ContextPart:
         self._engine = engine
         self._agent = agent
         self._lease_s = lease_s
-        self._transfers = TransferCounts()
+        self._done = self._failed = 0
         self._log = structlog.get_logger(__name__)
 
     @property
     def transfers(self) -> TransferCounts:
-        """Leases that were read whole, and those that ended otherwise."""
-        return self._transfers
+        """Leases that were read whole, those that ended otherwise, and the bytes written for both."""
+        return TransferCounts(self._done, self._failed, self._agent.counters().bytes_written)
 
     def check(self, request: GenerationRequest) -> None:
         """Only the context phase is run here: what decodes would stall behind long prompts."""
@@ -98,11 +103,8 @@ class ContextPart:
         )
 
     def _count(self, event: LeaseEnded) -> None:
-        done = event.outcome is TransferOutcome.DONE
-        if not done:
-            self._log.warning("lease ended unread", key=str(event.key), outcome=event.outcome.value)
-        self._transfers = TransferCounts(
-            done=self._transfers.done + done,
-            failed=self._transfers.failed + (not done),
-            nbytes=self._transfers.nbytes,
-        )
+        if event.outcome is TransferOutcome.DONE:
+            self._done += 1
+            return
+        self._failed += 1
+        self._log.warning("lease ended unread", key=str(event.key), outcome=event.outcome.value)

@@ -54,6 +54,8 @@ async def test_tokens_do_not_depend_on_the_roles() -> None:
         partly = sum(1 for length in LENGTHS if length % BLOCK)
         block_bytes = BLOCK * 3 * 8
         assert done.transfer_bytes == (blocks + partly) * block_bytes, "later only partly filled blocks travel"
+        written = roles.context.load.counters
+        assert (written.transfers_done, written.transfer_bytes) == (done.transfers_done, done.transfer_bytes)
 
 
 async def test_a_request_of_one_token_never_reaches_the_generation_worker() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from context_server.lifecycle import ContextPart
+from kvtransfer.counters import TransferCounters
 from kvtransfer.events import LeaseEnded, TransferEvent, TransferOutcome
 from tests.support.engine_requests import LAYOUT, engine_config, handed_over, make_request
 from tests.support.fake_runner import FakeRunner, expected_output
@@ -54,6 +55,10 @@ class RecordingAgent:
         """What the test put in."""
         events, self.events = self.events, []
         return events
+
+    def counters(self) -> TransferCounters:
+        """As if the first lease had moved 64 bytes."""
+        return TransferCounters(bytes_written=64)
 
     def close(self, deadline_s: float) -> None:
         """Note the deadline."""
@@ -109,7 +114,7 @@ def test_a_read_lease_gives_its_blocks_up(worker: ContextWorker) -> None:
     worker.go_round()
     blocks = worker.engine.load().blocks
     assert (blocks.leased, blocks.cached, blocks.free) == (0, 1, 15)
-    assert worker.part.transfers == TransferCounts(done=1)
+    assert worker.part.transfers == TransferCounts(done=1, nbytes=64)
 
 
 @pytest.mark.parametrize("outcome", [TransferOutcome.EXPIRED, TransferOutcome.CANCELLED, TransferOutcome.FAILED])
@@ -119,7 +124,7 @@ def test_an_unread_lease_gives_its_blocks_up_too(worker: ContextWorker, outcome:
     worker.agent.events.append(LeaseEnded(SequenceKey(CLIENT_ID), outcome))
     worker.go_round()
     assert worker.leased == 0
-    assert worker.part.transfers == TransferCounts(failed=1)
+    assert worker.part.transfers == TransferCounts(failed=1, nbytes=64)
 
 
 def test_an_abort_after_the_handover_revokes_the_lease(worker: ContextWorker) -> None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.support.engine_requests import handed_over
+from tests.support.engine_requests import make_request as engine_request
 from tests.support.fake_runner import FakeRunner, expected_output
 from twostroke.engine.engine import Engine
 from twostroke.protocol.config import EngineConfig
@@ -90,6 +92,13 @@ class Worker:
         """Run until all requests have ended."""
         self.inbox.stop(Terminate(1000.0))
         self.loop.run()
+
+
+class DeafPart(AggregatedPart):
+    """A role part to which no transfer ever answers."""
+
+    def check(self, request: GenerationRequest) -> None:
+        """Everything is accepted."""
 
 
 @pytest.fixture
@@ -299,3 +308,20 @@ def test_wakes_are_coalesced() -> None:
     assert len(list(inbox.drain(0))) == 1
     inbox.wake()
     assert len(list(inbox.drain(0))) == 1
+
+
+def test_the_loop_wakes_for_a_deadline_when_nothing_else_happens() -> None:
+    """A hand-over whose blocks never arrive gives the loop no work; its deadline ends it all the same."""
+    runner = FakeRunner()
+    engine = Engine(runner, EngineConfig(), Role.GENERATION)
+    recorder = Recorder()
+    inbox = Inbox(16)
+    loop = EngineLoop(engine=engine, role_part=DeafPart(), epoch=EPOCH, inbox=inbox, responder=recorder, pulse=Pulse())
+    request = handed_over(engine_request(1, [5, 6, 7], deadline_s=0.3), [9], blocks=1)
+    recorder.on_batch = lambda: inbox.stop(Terminate(0.1))
+    assert inbox.offer_request(Received(0, request))
+    loop.run()
+    (output,) = recorder.outputs(request.key)
+    assert output.error is not None
+    assert output.error.kind is ErrorKind.DEADLINE
+    assert runner.plans == []
