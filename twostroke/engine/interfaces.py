@@ -1,7 +1,7 @@
 """The contracts inside the engine: what the scheduler plans, what the runner does with it, and what comes out.
 
 One engine step is: admit -> schedule -> run -> sample -> respond. The scheduler and the block manager are plain Python
-and own all accounting; the runner owns all tensors. Between them go a `StepPlan` and a `SampledToken` per sampled sequence.
+and own all accounting; the runner owns all tensors. Between them go `StepPlan` and `SampledToken`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class SequenceSlice:
         request_id: The engine's own id of the sequence.
         token_ids: Tokens to compute, at positions `start .. start + len(token_ids)`.
         start: Position of the first of them; K and V of all positions before it are in the cache.
-        blocks: The sequence's block table: block `i` holds positions `i * block_size` up. Covers every position computed.
+        blocks: The sequence's block table: block `i` holds positions from `i * block_size`. Covers all that is computed.
         sample: Whether the last token's logits are sampled (false for all but the last chunk of a prompt).
         sampling: The request's parameters.
         output_index: Index in the whole output of the token to sample; keys the random numbers.
