@@ -74,6 +74,7 @@ async def test_other_block_sizes_are_refused() -> None:
             await roles.frontend.generate(prompt_of(9, 1000), 5)
 
 
+@pytest.mark.long
 async def test_a_real_model_gives_the_same_tokens_in_every_form(tmp_path: Path) -> None:
     """In-process, in one worker process, and over two: greedy tokens of a tiny random model in float32 agree."""
     model = ModelConfig(path=str(save_tiny_model(tmp_path / "tiny")), dtype=Dtype.FLOAT32)
