@@ -4,6 +4,7 @@ For tests, debugging and the library face. Requests, aborts, errors and shutdown
 as in a worker process; only the sockets are missing. It runs whole requests (role `aggregated`).
 """
 
+import atexit
 import threading
 from collections.abc import Callable
 from typing import Self
@@ -25,6 +26,8 @@ from twostroke.worker.inbox import Inbox, Received
 from twostroke.worker.loading import describe_worker, load_model_runner
 from twostroke.worker.pulse import Pulse
 from twostroke.worker.role_part import AggregatedPart
+
+_EXIT_S = 5.0  # deadline of the shutdown at interpreter exit
 
 
 class InProcessExecutor(GenerationExecutor):
@@ -106,6 +109,7 @@ class InProcessExecutor(GenerationExecutor):
         """Fail what is pending and end the engine thread."""
         deadline_s = self._config.shutdown_s if deadline_s is None else deadline_s
         self._pending.fail_all(EngineDeadError("the executor was shut down"))
+        atexit.unregister(self.shutdown)
         if not self._thread.is_alive():
             return
         self._inbox.offer_control(Received(LAUNCHING_FRONTEND, Shutdown(deadline_s)))
@@ -124,6 +128,8 @@ class InProcessExecutor(GenerationExecutor):
         """Start the engine thread once; after a crash it stays down."""
         with self._starting:
             if self._thread.ident is None:
+                # A step that still runs while the interpreter is torn down would crash it.
+                atexit.register(self.shutdown, _EXIT_S)
                 self._thread.start()
 
     def _run(self) -> None:
