@@ -21,7 +21,7 @@ class SequenceSlice:
         request_id: The engine's own id of the sequence.
         token_ids: Tokens to compute, at positions `start .. start + len(token_ids)`.
         start: Position of the first of them; K and V of all positions before it are in the cache.
-        blocks: The sequence's block table: block `i` holds positions from `i * block_size`. Covers all that is computed.
+        blocks: The sequence's block table: block `i` holds positions from `i * block_size`; covers all computed.
         sample: Whether the last token's logits are sampled (false for all but the last chunk of a prompt).
         sampling: The request's parameters.
         output_index: Index in the whole output of the token to sample; keys the random numbers.
