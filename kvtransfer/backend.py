@@ -158,8 +158,8 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    def progress(self) -> None:
-        """Let the transport work: receive, send, complete."""
+    def progress(self) -> bool:
+        """Let the transport work: receive, send, complete. True: there may be more to do at once, do not sleep."""
 
     @abc.abstractmethod
     def file_descriptors(self) -> Sequence[int]:
@@ -167,7 +167,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def arm(self) -> bool:
-        """Prepare to sleep on the descriptors. False: there is work already, call `progress` first."""
+        """Prepare to sleep on the descriptors, after `progress` said False. False: there is work already."""
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -193,7 +193,7 @@ class ContextSide:
             slices(coalesce(copies.positions, job.start.leased, copies.blocks), max_blocks),
             self._buffer,
             request.base,
-            limit=self._limits.operations,
+            limits=self._limits,
             counters=self._counters,
         )
 

@@ -12,6 +12,7 @@ from kvtransfer.backend import Backend, BackendError, BlockBuffer, Inlet
 from kvtransfer.counters import DropReason, TransferCounters
 from kvtransfer.events import BlocksSafe, FetchEnded, TransferEvent
 from kvtransfer.options import TransferOptions
+from kvtransfer.process_watch import ProcessWatch, watch_process
 from kvtransfer.receiver import (
     CloseInlet,
     Fetch,
@@ -26,7 +27,7 @@ from twostroke.ipc.curve import secure_client
 from twostroke.ipc.sockets import Context, QueueLimits, Socket, open_socket, try_receive, try_send
 from twostroke.protocol.errors import ProtocolError
 from twostroke.protocol.tokens import pack_tokens
-from twostroke.protocol.transfer import TRANSFER_VERSION, Reserve, ToContext, ToGeneration
+from twostroke.protocol.transfer import TRANSFER_VERSION, Pong, Reserve, ToContext, ToGeneration
 
 log = structlog.get_logger(__name__)
 
@@ -35,11 +36,15 @@ _MESSAGES_A_TURN = 256
 
 @dataclass(slots=True)
 class _Link:
-    """What leads to one start of one context worker; the inlet is closed when safety demands and opened anew."""
+    """What leads to one start of one context worker.
+
+    The inlet is closed when safety demands and opened anew. The process is watched where its exit is the only proof.
+    """
 
     socket: Socket
     inlet: Inlet | None
     used: float
+    watch: ProcessWatch | None = None
 
 
 class GenerationSide:
@@ -81,9 +86,10 @@ class GenerationSide:
         self._codec: Codec[ToGeneration] = Codec(msgspec.msgpack.Decoder(ToGeneration))
 
     @property
-    def sockets(self) -> list[Socket]:
-        """All control sockets, to be polled."""
-        return [link.socket for link in self._links.values()]
+    def sources(self) -> list[Socket | int]:
+        """Control sockets and descriptors, to be polled."""
+        links = self._links.values()
+        return [*(link.socket for link in links), *(link.watch.fd for link in links if link.watch)]
 
     def receive(self, now: float) -> None:
         """Take in what context workers sent, up to a bound a turn and peer."""
@@ -101,11 +107,21 @@ class GenerationSide:
             self._counters.dropped[DropReason.UNDECODABLE] += 1
             log.warning("dropped a control message", address=name.address, error=str(error))
             return
+        if isinstance(message, Pong) and message.epoch == name.epoch:
+            self._watch(name, message)
         self.carry_out(self.book.receive(name, message, now), now)
+
+    def _watch(self, name: PeerName, pong: Pong) -> None:
+        link = self._links[name]
+        if link.watch is None and not self._backend.close_is_proof:
+            link.watch = watch_process(pong.host, pong.pid)
 
     def tick(self, now: float) -> None:
         """Do what is due, and close what leads to peers that have been idle for long."""
         self.carry_out(self.book.tick(now), now)
+        for name, link in list(self._links.items()):
+            if link.watch is not None and link.watch.exited():
+                self.carry_out(self.book.writer_exited(name), now)
         for name, link in list(self._links.items()):
             if self.book.busy(name):
                 link.used = now
@@ -200,4 +216,6 @@ class GenerationSide:
         link = self._links.pop(name)
         if link.inlet is not None:
             link.inlet.close()
+        if link.watch is not None:
+            link.watch.close()
         link.socket.close()

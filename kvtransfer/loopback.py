@@ -163,11 +163,12 @@ class LoopbackBackend(Backend):
         self._connections.append(connection)
         return connection
 
-    def progress(self) -> None:
+    def progress(self) -> bool:
         """Do all queued copies of all connections."""
         self._connections = [connection for connection in self._connections if not connection.closed]
         for connection in self._connections:
             connection.progress()
+        return False
 
     def file_descriptors(self) -> Sequence[int]:
         """None: copies are done by the writer."""

@@ -34,6 +34,9 @@ class TransferTimeouts:
             connection is broken instead.
         idle_s: An unused connection is closed after so long.
         start_s: For the agent to bind and register its memory.
+
+    Raises:
+        ValueError: A peer would be taken for dead before two pings.
     """
 
     ping_s: float = 1.0
@@ -44,6 +47,13 @@ class TransferTimeouts:
     idle_s: float = 60.0
     start_s: float = 30.0
 
+    def __post_init__(self) -> None:
+        if not 0 < 2 * self.ping_s <= self.silence_s:
+            raise ValueError(
+                f"pings every {self.ping_s} s leave no room for a lost one within {self.silence_s} s of silence; "
+                "silence_s must be at least twice ping_s"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class TransferLimits:
@@ -52,14 +62,16 @@ class TransferLimits:
     Attributes:
         parked: Reservations that wait for their lease; further ones are refused.
         tombstones: Ended leases and transfers that are remembered, each.
-        operations: Writes in flight for one transfer.
+        operations: Writes in flight for one transfer; enough to keep a transport busy with small blocks.
+        bytes_in_flight: Bytes of these writes, but at least one write; bounds how long a cancellation takes.
         operation_bytes: Bytes of one write, but at least one block.
         messages: High-water mark of each control socket.
     """
 
     parked: int = 1024
     tombstones: int = 4096
-    operations: int = 8
+    operations: int = 32
+    bytes_in_flight: int = 16 << 20
     operation_bytes: int = 4 << 20
     messages: int = 4096
 

@@ -185,7 +185,7 @@ class FetchBook:
         except ReservationError as error:
             self._counters.fetches[TransferOutcome.FAILED] += 1
             return [FetchEnded(fetch.transfer_id, TransferOutcome.FAILED, True, reason=str(error))]
-        peer = self._peers.setdefault(fetch.peer, _Peer(heard=now, pinged=now))
+        peer = self._peers.setdefault(fetch.peer, _Peer(heard=now, pinged=-math.inf))
         peer.fetches[fetch.transfer_id] = self._fetches[fetch.transfer_id] = fetch
         return [RequestBlocks(fetch)]
 

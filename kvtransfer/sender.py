@@ -162,7 +162,7 @@ class LeaseBook:
             self._heard[message.epoch] = now
         match message:
             case Ping():
-                return [Reply(route, Pong(self._terms.epoch))]
+                return [Reply(route, Pong(self._terms.epoch, self._terms.host, self._terms.pid))]
             case Cancel():
                 return self._cancel(route, message, now)
             case Reserve():

@@ -24,6 +24,7 @@ from kvtransfer.events import TransferEvent
 from kvtransfer.generation_side import GenerationSide
 from kvtransfer.handles import handle_key
 from kvtransfer.options import TransferOptions
+from kvtransfer.process_watch import host_name
 from kvtransfer.receiver import Fetch, FetchBook
 from kvtransfer.reservation import ContextTerms
 from kvtransfer.sender import LeaseBook
@@ -179,7 +180,9 @@ class TransferThread:
     def _sides(self, context: Context, socket: Socket, backend: Backend) -> tuple[ContextSide, GenerationSide]:
         options, counters = self._options, self.counters
         key = handle_key(options.secret)
-        terms = ContextTerms(self._epoch, key, self._layout, self._buffer.block_bytes)
+        terms = ContextTerms(
+            self._epoch, key, self._layout, self._buffer.block_bytes, host=host_name(), pid=os.getpid()
+        )
         contexts = ContextSide(
             LeaseBook(terms, options.timeouts, options.limits, counters),
             socket,
@@ -207,8 +210,8 @@ class TransferThread:
         self._obey(contexts, generations, now)
         contexts.receive(now)
         generations.receive(now)
-        backend.progress()
-        moved = contexts.write(now)
+        moved = backend.progress()
+        moved |= contexts.write(now)
         if now >= self._next_tick:
             self._next_tick = now + _TICK_S
             contexts.tick(now)
@@ -222,7 +225,7 @@ class TransferThread:
 
     def _sleep(self, contexts: ContextSide, generations: GenerationSide, backend: Backend) -> None:
         poller = zmq.Poller()
-        for source in (self._event, contexts.socket, *generations.sockets, *backend.file_descriptors()):
+        for source in (self._event, contexts.socket, *generations.sources, *backend.file_descriptors()):
             poller.register(source, zmq.POLLIN)
         open_work = self.counters.leases_open + self.counters.fetches_open + self.counters.quarantined
         timers = open_work + self.counters.parked or self._close_by < math.inf
@@ -247,6 +250,7 @@ class TransferThread:
         if self._close_by == math.inf:
             return False
         now = time.monotonic()
+        self._obey(contexts, generations, now)  # what was asked for before the close gets its end, too
         contexts.carry_out(contexts.book.revoke_all(now), now)
         generations.carry_out(generations.book.cancel_all(now), now)
         self._gauge(contexts, generations)

@@ -56,11 +56,12 @@ class UcxWorker:
         self.handle = ucp.create_worker(context)
         self.fd = ucp.worker_fd(self.handle)
 
-    def progress(self) -> None:
-        """Work until nothing moves, for a bounded number of rounds."""
-        for _ in range(_PROGRESS_ROUNDS):
-            if not self.ucp.progress(self.handle):
-                return
+    def progress(self) -> bool:
+        """Work until nothing moves, for a bounded number of rounds; True if the bound came first.
+
+        Arming a worker that is not drained loses wake-ups: its descriptor reports new events alone.
+        """
+        return all(self.ucp.progress(self.handle) for _ in range(_PROGRESS_ROUNDS))
 
     def destroy(self) -> None:
         """Close its sockets and free it."""
@@ -191,10 +192,10 @@ class UcxBackend(Backend):
         """An endpoint towards the peer's worker; UCX completes the connection in `progress`."""
         return UcxConnection(self, address, key)
 
-    def progress(self) -> None:
-        """Progress all workers."""
-        for worker in self._workers.values():
-            worker.progress()
+    def progress(self) -> bool:
+        """Progress all workers; True if one of them has not come to rest."""
+        unrested = [worker.progress() for worker in self._workers.values()]  # all get their turn
+        return any(unrested)
 
     def file_descriptors(self) -> list[int]:
         """The wake-up descriptors of all workers."""

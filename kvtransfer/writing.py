@@ -2,21 +2,28 @@
 
 from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from kvtransfer.backend import BackendError, BlockBuffer, Connection, Operation, OperationState
 from kvtransfer.coalesce import Run
 from kvtransfer.counters import TransferCounters
+from kvtransfer.options import TransferLimits
+
+
+class _InFlight(NamedTuple):
+    operation: Operation
+    nbytes: int
 
 
 class Writing:
-    """Copies runs of blocks to a peer, with at most `limit` operations in flight.
+    """Copies runs of blocks to a peer, with bounded operations and bytes in flight.
 
     Args:
         connection: To the peer's inlet.
         runs: What to copy; consumed as writes are issued.
         buffer: Where the blocks lie here.
         remote_base: Address of the peer's block 0; its blocks have the size of ours.
-        limit: Operations in flight.
+        limits: Bounds of what is in flight.
         counters: Bytes and operations are counted here.
     """
 
@@ -27,16 +34,17 @@ class Writing:
         buffer: BlockBuffer,
         remote_base: int,
         *,
-        limit: int,
+        limits: TransferLimits,
         counters: TransferCounters,
     ) -> None:
         self.connection = connection
         self._runs = deque(runs)
         self._buffer = buffer
         self._remote_base = remote_base
-        self._limit = limit
+        self._limits = limits
         self._counters = counters
-        self._operations: deque[Operation] = deque()
+        self._in_flight: deque[_InFlight] = deque()
+        self._bytes_in_flight = 0
         self._flush: Operation | None = None
         self.stopping = False
 
@@ -52,7 +60,7 @@ class Writing:
             BackendError: An operation failed: the connection is of no more use.
         """
         moved = self._reap()
-        while self._runs and len(self._operations) < self._limit:
+        while self._runs and self._room():
             self._issue(self._runs.popleft())
             moved = True
         if not self._runs and self._flush is None:
@@ -67,22 +75,29 @@ class Writing:
         Raises:
             BackendError: The flush failed.
         """
-        return not self._operations and self._flush is not None and _complete(self._flush)
+        return not self._in_flight and self._flush is not None and _complete(self._flush)
 
     def _reap(self) -> bool:
         moved = False
-        while self._operations and _complete(self._operations[0]):
-            self._operations.popleft()
+        while self._in_flight and _complete(self._in_flight[0].operation):
+            self._bytes_in_flight -= self._in_flight.popleft().nbytes
             moved = True
         return moved
+
+    def _room(self) -> bool:
+        """Whether another write may start; its size may exceed the bound of bytes by one operation's."""
+        limits = self._limits
+        return len(self._in_flight) < limits.operations and self._bytes_in_flight < limits.bytes_in_flight
 
     def _issue(self, run: Run) -> None:
         size = self._buffer.block_bytes
         local = self._buffer.address + run.source * size
         remote = self._remote_base + run.target * size
-        self._operations.append(self.connection.write(local, remote, run.count * size))
+        nbytes = run.count * size
+        self._in_flight.append(_InFlight(self.connection.write(local, remote, nbytes), nbytes))
+        self._bytes_in_flight += nbytes
         self._counters.operations += 1
-        self._counters.bytes_written += run.count * size
+        self._counters.bytes_written += nbytes
 
 
 def _complete(operation: Operation) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kvtransfer.events import TransferOutcome
+from kvtransfer.options import SharedMemory
 from tests.support.processes import wait_until
 from tests.support.transfer import CANARY, Worker, context_memory, expected_content, generation_memory
 from tests.support.transfer_process import QUICK, TransferProcess
@@ -125,3 +126,20 @@ def test_a_stopped_generation_worker_releases_the_lease_and_never_sees_done(cont
         assert process.expect("safe") == "1"
         process.fetch(2, context.agent.offer(SequenceKey(2), range(COUNT), 30.0), COUNT)
         assert process.expect("fetch") == f"2 done True {COUNT}"
+
+
+def test_over_shared_memory_only_the_writers_exit_frees_the_blocks() -> None:
+    """A stopped writer may go on, so its target blocks stay in quarantine until its process is gone."""
+    worker = Worker(generation_memory(BLOCKS, SIZE), timeouts=QUICK, shared_memory=SharedMemory.CMA)
+    with TransferProcess("context", BLOCKS, SIZE, SharedMemory.CMA) as process:
+        check_next_transfer(worker, process, 1)
+        assert process.expect("lease") == "1 done"
+        handle = process.offer(2, [5, 6])
+        process.signal(signal.SIGSTOP)
+        worker.agent.fetch(2, handle, range(2), [1, 2], 20.0)
+        ended = worker.fetch_end(2)
+        assert (ended.outcome, ended.blocks_safe) == (TransferOutcome.FAILED, False)
+        assert worker.agent.counters().quarantined == 1
+        process.signal(signal.SIGKILL)
+        worker.safe(2)
+    worker.close()

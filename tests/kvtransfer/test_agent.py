@@ -10,6 +10,7 @@ from kvtransfer.events import FetchEnded, LeaseEnded, TransferOutcome
 from kvtransfer.loopback import LoopbackFabric
 from kvtransfer.options import BackendKind, TransferTimeouts
 from tests.support.transfer import Worker, context_memory, expected_content, generation_memory
+from twostroke.protocol.errors import EngineDeadError
 from twostroke.protocol.ids import SequenceKey
 
 BLOCKS, SIZE = 64, 4096
@@ -131,3 +132,70 @@ def test_cancels_at_random_moments_leave_both_sides_in_agreement(pair: Pair) -> 
             assert lease.outcome is TransferOutcome.DONE
     assert pair.generation.agent.counters().quarantined == 0
     assert pair.context.agent.counters().leases_open == 0
+
+
+def test_another_secret_reaches_nobody() -> None:
+    """The control connection never comes up, so the fetch ends by silence; the context worker sees no message."""
+    fabric = LoopbackFabric()
+    context = Worker(context_memory(4, SIZE), fabric=fabric, timeouts=QUICK)
+    stranger = Worker(generation_memory(4, SIZE), fabric=fabric, timeouts=QUICK, secret=bytes(32))
+    stranger.agent.fetch(1, context.agent.offer(KEY, [1], 5.0), [0], [1], 5.0)
+    ended = stranger.fetch_end(1)
+    assert (ended.outcome, ended.blocks_safe) == (TransferOutcome.FAILED, False)
+    stranger.safe(1)
+    assert context.agent.counters().leases_open == 1
+    stranger.assert_only_written({})
+    stranger.close()
+    context.close()
+    assert context.lease_end(KEY).outcome is TransferOutcome.CANCELLED
+
+
+def test_a_restarted_context_worker_fails_old_handles_at_once() -> None:
+    """A new epoch at the same address: no waiting for silence or deadlines; the new epoch's leases work."""
+    fabric = LoopbackFabric()
+    patient = TransferTimeouts()
+    before = Worker(context_memory(4, SIZE), fabric=fabric, timeouts=patient)
+    old = before.agent.offer(KEY, [1], 60.0)
+    before.close()
+    after = Worker(context_memory(4, SIZE), fabric=fabric, timeouts=patient, bind=old.address)
+    generation = Worker(generation_memory(4, SIZE), fabric=fabric, timeouts=patient)
+    generation.agent.fetch(1, old, [0], [2], 60.0)
+    ended = generation.fetch_end(1, timeout_s=4.0)
+    assert (ended.outcome, ended.blocks_safe) == (TransferOutcome.FAILED, False)
+    assert "restarted" in ended.reason
+    generation.safe(1)
+    generation.agent.fetch(2, after.agent.offer(KEY, [1], 60.0), [0], [2], 60.0)
+    assert generation.fetch_end(2).outcome is TransferOutcome.DONE
+    generation.assert_only_written({2: 1})
+    generation.close()
+    after.close()
+
+
+def test_the_engine_cannot_misname_blocks_or_transfers() -> None:
+    """Mistakes of the caller are told at once, where they are made."""
+    pair = Pair(BackendKind.LOOPBACK)
+    handle = pair.context.agent.offer(KEY, [1, 2], 5.0)
+    with pytest.raises(ValueError, match="open lease already"):
+        pair.context.agent.offer(KEY, [1], 5.0)
+    with pytest.raises(ValueError, match="outside the cache of 64 blocks"):
+        pair.context.agent.offer(SequenceKey(8), [64], 5.0)
+    with pytest.raises(ValueError, match="different blocks"):
+        pair.generation.agent.fetch(1, handle, [0, 1], [3, 3], 5.0)
+    pair.generation.agent.fetch(1, handle, [0, 1], [3, 4], 5.0)
+    with pytest.raises(ValueError, match="transfer 1 is open already"):
+        pair.generation.agent.fetch(1, handle, [0, 1], [3, 4], 5.0)
+    assert pair.generation.fetch_end(1).outcome is TransferOutcome.DONE
+    pair.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        pair.context.agent.offer(SequenceKey(9), [1], 5.0)
+
+
+def test_closing_cancels_what_is_open_and_says_so() -> None:
+    """Last events can still be polled."""
+    pair = Pair(BackendKind.UCX)
+    handle = pair.context.agent.offer(KEY, [1], 5.0)
+    unserved = msgspec.structs.replace(handle, address="tcp://127.0.0.1:1")
+    pair.generation.agent.fetch(1, unserved, [0], [3], 60.0)
+    pair.close()
+    assert pair.generation.fetch_end(1).outcome is TransferOutcome.CANCELLED
+    assert pair.context.lease_end(KEY).outcome is TransferOutcome.CANCELLED

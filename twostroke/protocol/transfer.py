@@ -166,9 +166,17 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
-    """C's answer, with its own epoch."""
+    """C's answer, with its own epoch.
+
+    Attributes:
+        epoch: C's epoch.
+        host: Names C's host and pid namespace; empty if unknown.
+        pid: C's process there, so that a G on the same host can watch it exit; 0 if unknown.
+    """
 
     epoch: int
+    host: str = ""
+    pid: int = 0
 
 
 ToContext = Reserve | Cancel | Ping
