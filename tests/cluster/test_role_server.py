@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.support.processes import alive, children, wait_until
 from twostroke.ipc.secret import new_secret, save_secret
 from twostroke.ipc.supervise import PARENT_PID_VARIABLE, READY_FD_VARIABLE, PartProgress, PartReady, decode_event
 from twostroke.protocol.worker import Role
@@ -20,6 +20,7 @@ from twostroke.protocol.worker import Role
 pytestmark = pytest.mark.cluster
 
 READY_S = 30.0
+WAIT_S = 10.0
 
 
 @dataclass
@@ -38,11 +39,6 @@ class Server:
                     return event
                 assert isinstance(event, PartProgress)
         raise AssertionError(f"the server ended with {self.process.wait(READY_S)} before it was ready")
-
-    def children(self) -> list[int]:
-        """Process ids of its world."""
-        tasks = Path(f"/proc/{self.process.pid}/task")
-        return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text("ascii").split()]
 
 
 Start = Callable[..., Server]
@@ -82,14 +78,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         server.process.stderr.close()
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Look ten times a second until `condition` holds."""
-    ends_at = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < ends_at, "the condition did not come true in time"
-        time.sleep(0.1)
-
-
 @pytest.mark.parametrize("role", [Role.CONTEXT, Role.GENERATION])
 def test_a_server_becomes_ready_and_stops_in_order(start: Start, role: Role) -> None:
     """Probes answer, metrics carry the blocks of its worker, and SIGTERM ends server and world with 0."""
@@ -99,11 +87,11 @@ def test_a_server_becomes_ready_and_stops_in_order(start: Start, role: Role) -> 
     assert httpx.get(f"{ready.http}/health").status_code == 200
     assert httpx.get(f"{ready.http}/ready").json() == {"status": "ready", "worker": ready.worker}
     sample = f'twostroke_kv_blocks{{role="{role}",state="free",worker="{ready.worker}"}} 32.0'
-    wait_until(lambda: sample in httpx.get(f"{ready.http}/metrics").text)
-    (world,) = server.children()
+    wait_until(lambda: sample in httpx.get(f"{ready.http}/metrics").text, WAIT_S, f"the metrics have {sample}")
+    (world,) = children(server.process.pid)
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(10) == 0
-    assert not Path(f"/proc/{world}").exists()
+    assert not alive(world)
 
 
 def test_a_server_is_unready_while_its_world_loads(start: Start) -> None:
@@ -111,17 +99,17 @@ def test_a_server_is_unready_while_its_world_loads(start: Start) -> None:
     server = start(Role.CONTEXT, path="load=60")
     with os.fdopen(server.announcements, "rb") as pipe:
         assert isinstance(decode_event(pipe.readline()), PartProgress)
-    (world,) = server.children()
+    (world,) = children(server.process.pid)
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(10) == 0
-    wait_until(lambda: not Path(f"/proc/{world}").exists())
+    wait_until(lambda: not alive(world), WAIT_S, "the world is gone")
 
 
 def test_a_server_ends_with_its_world(start: Start) -> None:
     """When the world dies the server says so and exits with 1, for its supervisor to start both anew."""
     server = start(Role.CONTEXT)
     server.wait_ready()
-    (world,) = server.children()
+    (world,) = children(server.process.pid)
     os.kill(world, signal.SIGKILL)
     assert server.process.wait(10) == 1
     assert server.process.stderr is not None

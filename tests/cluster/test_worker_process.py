@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.fake_runner import expected_output
+from tests.support.processes import alive, wait_until
 from twostroke.executor.ipc import IpcExecutor
 from twostroke.protocol.config import EngineConfig, KVCacheConfig, ModelConfig
 from twostroke.protocol.errors import ConfigError, EngineDeadError, InvalidRequestError
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.cluster
 
 MODULE = "tests.support.fake_worker"
 VOCAB_SIZE = 1000
+WAIT_S = 10.0
 ENGINE = EngineConfig(kv_cache=KVCacheConfig(block_size=4, num_blocks=64), shutdown_s=5.0)
 
 Launch = Callable[..., IpcExecutor]
@@ -53,14 +54,6 @@ def make_request(executor: IpcExecutor, prompt: tuple[int, ...], max_tokens: int
     )
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Look ten times a second until `condition` holds."""
-    ends_at = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < ends_at, "the condition did not come true in time"
-        time.sleep(0.1)
-
-
 def test_a_worker_serves_and_reports_its_load(launch: Launch) -> None:
     """Tokens arrive, request errors stay with their request, heartbeats carry the counters, and it ends with 0."""
     executor = launch()
@@ -68,7 +61,7 @@ def test_a_worker_serves_and_reports_its_load(launch: Launch) -> None:
     assert completion.token_ids == expected_output((5, 6, 7), 6, VOCAB_SIZE)
     with pytest.raises(InvalidRequestError):
         executor.generate(make_request(executor, (5, VOCAB_SIZE)), timeout_s=10)
-    wait_until(lambda: executor.load.counters.output_tokens == 6)
+    wait_until(lambda: executor.load.counters.output_tokens == 6, WAIT_S, "the heartbeat tells of six tokens")
     assert executor.load.counters.prompt_tokens == 3
     assert executor.load.blocks.total == 64
     process = executor._process
@@ -129,7 +122,7 @@ def test_heartbeats_go_on_while_a_step_hangs(launch: Launch) -> None:
     """The I/O thread beats during a long step, and the age of the step grows."""
     executor = launch("slow=1.5")
     executor.submit(make_request(executor, (5,), max_tokens=2))
-    wait_until(lambda: executor.step_age_s > 0.7)
+    wait_until(lambda: executor.step_age_s > 0.7, WAIT_S, "the heartbeat tells of a long step")
     assert executor.silence_s < 1.0
 
 
@@ -138,9 +131,9 @@ def test_an_aborted_request_frees_its_blocks(launch: Launch) -> None:
     executor = launch("slow=0.02")
     result = executor.submit(make_request(executor, (5, 6, 7, 8, 9), max_tokens=200))
     next(iter(result))
-    wait_until(lambda: executor.load.blocks.active > 0)
+    wait_until(lambda: executor.load.blocks.active > 0, WAIT_S, "blocks are active")
     result.abort()
-    wait_until(lambda: executor.load.blocks.active == 0)
+    wait_until(lambda: executor.load.blocks.active == 0, WAIT_S, "no block is active")
     assert executor.load.running == 0
     assert executor.load.blocks.total == 64
 
@@ -172,4 +165,4 @@ def test_a_worker_dies_with_its_launcher(tmp_path: Path) -> None:
         [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=60, env=environment
     )
     pid = int(ended.stdout.split()[-1])
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "zombie" in Path(f"/proc/{pid}/status").read_text("ascii"))
+    wait_until(lambda: not alive(pid), WAIT_S, "the worker is gone")
