@@ -37,11 +37,11 @@ def context() -> Iterator[Worker]:
     worker.close()
 
 
-def fetch_many(worker: Worker, process: TransferProcess, transfer_id: int) -> list[int]:
+def fetch_many(worker: Worker, process: TransferProcess, transfer_id: int, count: int = COUNT) -> list[int]:
     """Start a large fetch from the context process, scattered; its target blocks."""
-    handle = process.offer(transfer_id, list(range(COUNT)))
-    blocks = list(range(COUNT - 1, -1, -1))
-    worker.agent.fetch(transfer_id, handle, range(COUNT), blocks, 20.0)
+    handle = process.offer(transfer_id, list(range(count)))
+    blocks = list(range(count - 1, -1, -1))
+    worker.agent.fetch(transfer_id, handle, range(count), blocks, 20.0)
     return blocks
 
 
@@ -53,7 +53,7 @@ def some_arrived(worker: Worker, blocks: list[int]) -> bool:
 def check_next_transfer(worker: Worker, process: TransferProcess, transfer_id: int) -> None:
     """Another, small transfer arrives whole and touches nothing else."""
     worker.memory[:] = CANARY
-    leased, positions, blocks = [5, 9, 10], [0, 2], [77, 11]
+    leased, positions, blocks = [5, 9, 10], [0, 2], [47, 11]
     handle = process.offer(transfer_id, leased)
     worker.agent.fetch(transfer_id, handle, positions, blocks, 10.0)
     assert worker.fetch_end(transfer_id).outcome is TransferOutcome.DONE
@@ -97,10 +97,12 @@ def test_a_killed_generation_worker_ends_the_lease(context: Worker) -> None:
         assert context.lease_end(SequenceKey(2)).outcome is TransferOutcome.DONE
 
 
-def test_a_stopped_context_worker_cannot_write_after_it_wakes(generation: Worker) -> None:
+def test_a_stopped_context_worker_cannot_write_after_it_wakes() -> None:
     """Blocks that were freed and used again keep their new content when the writer is continued."""
-    with TransferProcess("context", BLOCKS, SIZE) as process:
-        blocks = fetch_many(generation, process, 1)
+    count, size = 64, 2 << 20  # large blocks: the stopped writer always has writes under way
+    generation = Worker(generation_memory(count, size), timeouts=QUICK)
+    with TransferProcess("context", count, size) as process:
+        blocks = fetch_many(generation, process, 1, count)
         wait_until(lambda: some_arrived(generation, blocks), 10.0, "the first block being written")
         process.signal(signal.SIGSTOP)
         ended = generation.fetch_end(1)
@@ -112,6 +114,7 @@ def test_a_stopped_context_worker_cannot_write_after_it_wakes(generation: Worker
         assert process.expect("lease").split()[1] in ("failed", "cancelled")
         assert np.all(generation.memory == REUSED), "a block was written after it was declared safe"
         check_next_transfer(generation, process, 2)
+    generation.close()
 
 
 def test_a_stopped_generation_worker_releases_the_lease_and_never_sees_done(context: Worker) -> None:
