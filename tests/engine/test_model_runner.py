@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from tests.support.tiny_models import FAMILIES, VOCAB_SIZE, save_tiny_model
-from twostroke.engine.interfaces import SampledToken, SequenceSlice, StepPlan
+from twostroke.engine.interfaces import SampledToken, SequenceSlice, StepPlan, StepResult
 from twostroke.engine.model_runner import ModelRunner
 from twostroke.protocol.config import Dtype, KVCacheConfig, ModelConfig
 from twostroke.protocol.sampling import SamplingParams
@@ -86,7 +86,7 @@ def test_a_step_that_samples_nothing_returns_nothing(family: tuple[Path, ModelRu
     """The first chunk of a prompt only fills the cache."""
     _, runner = family
     part = SequenceSlice(1, [3, 4, 5], 0, [0], False, GREEDY, 0)
-    assert runner.run(StepPlan([part])) == []
+    assert runner.run(StepPlan([part])) == StepResult([], [])
 
 
 def test_bfloat16_runs_and_stays_near_float32(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_bfloat16_runs_and_stays_near_float32(tmp_path: Path) -> None:
         runner = _load(folder, dtype=dtype)
         assert runner.facts.layout.dtype == dtype.value
         part = SequenceSlice(1, _prompt(13, seed=2), 0, [3, 2, 1, 0], True, GREEDY, 0)
-        (token,) = runner.run(StepPlan([part]))
+        (token,) = runner.run(StepPlan([part])).tokens
         assert token.logprobs is not None
         chosen.append(token.logprobs.top[0])
     assert chosen[0] == pytest.approx(chosen[1], abs=0.2)
@@ -134,7 +134,7 @@ def _drive(runner: ModelRunner, runs: list[Run]) -> None:
     """Step until every sequence has its tokens: decodes first, then chunks, as a scheduler would."""
     while active := [row for row, run in enumerate(runs) if len(run.output) < NEW_TOKENS]:
         slices = sorted((runs[row].slice(row) for row in active), key=lambda part: len(part.token_ids) > 1)
-        for token in runner.run(StepPlan(slices)):
+        for token in runner.run(StepPlan(slices)).tokens:
             runs[token.request_id].output.append(token)
         for part in slices:
             runs[part.request_id].computed += len(part.token_ids)

@@ -23,8 +23,9 @@ def test_short_slices_go_first_and_results_keep_the_plans_order() -> None:
     assert step.attention.singles.first_block.tolist() == [0, 2, 2]
     assert step.attention.singles.lengths.tolist() == [6, 1, 2]
     assert step.attention.chunks == [ChunkSpan(first_token=3, tokens=12, start=4, first_block=3)]
-    assert step.sampled.tolist() == [0, 14]
-    assert step.slices == [plan.slices[0], plan.slices[1]]
+    assert step.kept.tolist() == [0, 14]
+    assert step.sampled == [plan.slices[0], plan.slices[1]]
+    assert step.scored == []
 
 
 def _slice(token_ids: list[int], *, start: int, blocks: list[int], sample: bool) -> SequenceSlice:

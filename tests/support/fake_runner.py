@@ -15,7 +15,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.engine.interfaces import CacheMemory, ModelFacts, SampledToken, SequenceSlice, StepPlan
+from twostroke.engine.interfaces import (
+    CacheMemory,
+    ModelFacts,
+    PromptScores,
+    SampledToken,
+    SequenceSlice,
+    StepPlan,
+    StepResult,
+)
+from twostroke.protocol.prompt_logprobs import PromptLogprobs
 from twostroke.protocol.responses import TokenLogprobs
 from twostroke.protocol.transfer import LayoutFingerprint
 
@@ -87,14 +96,15 @@ class FakeRunner:
         self.facts = ModelFacts(self.vocab_size, self.max_model_len, self.eos_token_ids, layout, block_bytes)
         self.cache = CacheMemory(self.slots.ctypes.data, block_bytes, self.num_blocks, self.slots)
 
-    def run(self, plan: StepPlan) -> list[SampledToken]:
+    def run(self, plan: StepPlan) -> StepResult:
         """Check the plan and the cache, write the new slots, choose the tokens."""
         if self.error is not None:
             raise self.error
         self.plans.append(StepPlan([replace(part, blocks=tuple(part.blocks)) for part in plan.slices]))
         self._check_plan(plan)
         tags = {part.request_id: self._read(part) for part in plan.slices}
-        return [token for part in plan.slices if (token := self._compute(part, tags[part.request_id])) is not None]
+        tokens = [token for part in plan.slices if (token := self._compute(part, tags[part.request_id])) is not None]
+        return StepResult(tokens, [self._score(part) for part in plan.slices if part.prompt_targets])
 
     def copy_blocks_from(self, source: "FakeRunner", source_blocks: Sequence[int], blocks: Sequence[int]) -> None:
         """What a KV transfer does: write `source_blocks` of another cache into `blocks` of this one."""
@@ -119,6 +129,17 @@ class FakeRunner:
             slots = {self._slot(part, position) for position in range(part.start, end)}
             assert not slots & written, f"{part.request_id} writes slots that another slice writes: {slots & written}"
             written |= slots
+
+    @staticmethod
+    def _score(part: SequenceSlice) -> PromptScores:
+        """The token at position `p` has logprob `-p` and rank `p`; the likeliest one there is `p` with logprob 0."""
+        assert len(part.prompt_targets) in {len(part.token_ids), len(part.token_ids) - 1}
+        assert list(part.prompt_targets[: len(part.token_ids) - 1]) == list(part.token_ids[1:])
+        positions = range(part.start + 1, part.start + 1 + len(part.prompt_targets))
+        rows = [[0.0][: part.sampling.prompt_logprobs] for _ in positions]
+        ids = [[position][: part.sampling.prompt_logprobs] for position in positions]
+        scores = PromptLogprobs.pack((-position for position in positions), positions, ids, rows)
+        return PromptScores(part.request_id, part.start, scores)
 
     def _slot(self, part: SequenceSlice, position: int) -> tuple[int, int]:
         return part.blocks[position // self.block_size], position % self.block_size

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from tests.support.fake_runner import FakeRunner
-from twostroke.engine.interfaces import Runner, SampledToken, StepPlan
+from twostroke.engine.interfaces import Runner, StepPlan, StepResult
 from twostroke.protocol.config import EngineConfig, ModelConfig
 from twostroke.protocol.errors import ModelError
 from twostroke.protocol.worker import Role
@@ -24,7 +24,7 @@ class CommandedRunner(FakeRunner):
     slow_s = 0.0
     crash_token: int | None = None
 
-    def run(self, plan: StepPlan) -> list[SampledToken]:
+    def run(self, plan: StepPlan) -> StepResult:
         """Sleep, crash or run."""
         time.sleep(self.slow_s)
         if any(part.start == 0 and part.token_ids[0] == self.crash_token for part in plan.slices):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.fake_runner import FakeRunner, expected_output
-from twostroke.engine.interfaces import SampledToken, StepPlan
+from twostroke.engine.interfaces import StepPlan, StepResult
 from twostroke.executor.base import HealthState
 from twostroke.protocol.config import EngineConfig, ModelConfig
 from twostroke.protocol.errors import AbortedError, EngineDeadError, InvalidRequestError
@@ -29,7 +29,7 @@ class GatedRunner(FakeRunner):
         self.gate = threading.Semaphore(0)
         self.entered = threading.Semaphore(0)
 
-    def run(self, plan: StepPlan) -> list[SampledToken]:
+    def run(self, plan: StepPlan) -> StepResult:
         """Tell the test, then wait for it."""
         self.entered.release()
         assert self.gate.acquire(timeout=10)

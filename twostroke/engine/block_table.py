@@ -55,9 +55,11 @@ class BlockTables:
     def fit(self, sequence: Sequence) -> Fit:
         """What a sequence needs to be computed: blocks for all its tokens.
 
-        The block of the last token is never shared: it is computed (again) for its logits, in a private block.
+        The block of the last token is never shared: it is computed (again) for its logits, in a private block. Nor is
+        any of a prompt whose tokens' logprobs are asked for.
         """
-        return self._fit(sequence, len(sequence.token_ids), (len(sequence.token_ids) - 1) // self._manager.block_size)
+        shareable = 0 if sequence.scores_prompt else (len(sequence.token_ids) - 1) // self._manager.block_size
+        return self._fit(sequence, len(sequence.token_ids), shareable)
 
     def fit_handover(self, sequence: Sequence) -> Fit:
         """What a generation_only sequence needs: blocks for the positions that its context phase computed."""

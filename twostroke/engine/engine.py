@@ -275,10 +275,13 @@ class Engine:
         """Compute and sample; only then are the blocks that were filled findable for others."""
         if not plan.slices:
             return []
-        sampled = self._runner.run(plan)
+        result = self._runner.run(plan)
+        sampled = result.tokens
         asked = [part.request_id for part in plan.slices if part.sample]
         if [token.request_id for token in sampled] != asked:
             raise RuntimeError(f"the runner sampled {[token.request_id for token in sampled]}, asked for {asked}")
+        for scores in result.prompt_scores:
+            self._running(scores.request_id).add_prompt_scores(scores.start, scores.logprobs)
         self._steps += 1
         for part in plan.slices:
             sequence = self._running(part.request_id)
@@ -292,7 +295,7 @@ class Engine:
         made = []
         for token in sampled:
             sequence = self._running(token.request_id)
-            sequence.token_ids.append(token.token_id)
+            sequence.append(token.token_id)
             finish = sequence.rules.finish(token.token_id, sequence.output_tokens, len(sequence.token_ids))
             made.append(_Made(sequence, token, finish))
         self._output_tokens += len(made)
@@ -388,4 +391,5 @@ def _output(made: _Made) -> SequenceOutput:
         finish_reason=finish.reason if finish else None,
         stop_token_id=finish.stop_token_id if finish else None,
         cached_tokens=sequence.cached_tokens if reports_cache else None,
+        prompt_logprobs=sequence.take_prompt_logprobs(),
     )

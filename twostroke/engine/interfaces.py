@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from twostroke.engine.token_history import TokenHistory
+from twostroke.protocol.prompt_logprobs import PromptLogprobs
 from twostroke.protocol.responses import TokenLogprobs
 from twostroke.protocol.sampling import SamplingParams
 from twostroke.protocol.transfer import LayoutFingerprint
@@ -25,7 +27,9 @@ class SequenceSlice:
         sample: Whether the last token's logits are sampled (false for all but the last chunk of a prompt).
         sampling: The request's parameters.
         output_index: Index in the whole output of the token to sample; keys the random numbers.
-        forbidden_ids: Token ids that must not be chosen now (`min_tokens`), sorted.
+        forbidden_ids: Token ids that must not be chosen now (`min_tokens`, `bad_words`), sorted.
+        history: The tokens so far, for penalties; None without any.
+        prompt_targets: The prompt tokens that follow the slice's first ones and whose logprobs are asked for.
     """
 
     request_id: int
@@ -36,6 +40,8 @@ class SequenceSlice:
     sampling: SamplingParams
     output_index: int
     forbidden_ids: tuple[int, ...] = ()
+    history: TokenHistory | None = None
+    prompt_targets: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,28 @@ class SampledToken:
     request_id: int
     token_id: int
     logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Logprobs of the `prompt_targets` of one slice, which started at position `start`."""
+
+    request_id: int
+    start: int
+    logprobs: PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step made.
+
+    Attributes:
+        tokens: One entry for each slice with `sample`, in batch order.
+        prompt_scores: One entry for each slice with `prompt_targets`, in batch order.
+    """
+
+    tokens: list[SampledToken]
+    prompt_scores: list[PromptScores]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +129,9 @@ class Runner(Protocol):
     facts: ModelFacts
     cache: CacheMemory
 
-    def run(self, plan: StepPlan) -> list[SampledToken]:
-        """Compute all slices, write their K and V into the cache, and sample where asked.
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute all slices, write their K and V into the cache, and sample and score where asked.
 
-        The result has one entry for each slice with `sample`, in batch order. A sampled token does not depend on what
-        else is in the batch.
+        A sampled token does not depend on what else is in the batch.
         """
         ...

@@ -28,12 +28,12 @@ def register() -> None:
 
 
 def forward(module: torch.nn.Module, step: PackedStep, attend_step: StepAttention) -> torch.Tensor:
-    """Run a model over a packed step; returns the logits [sampled, vocabulary] of the sampled tokens."""
+    """Run a model over a packed step; returns the logits [kept, vocabulary] of the tokens in `step.kept`."""
     output = module(
         input_ids=step.token_ids,
         position_ids=step.positions,
         use_cache=False,
-        logits_to_keep=step.sampled,
+        logits_to_keep=step.kept,
         **{STEP_ARGUMENT: attend_step},
     )
     logits: torch.Tensor = output.logits[0]

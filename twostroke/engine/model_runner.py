@@ -1,4 +1,4 @@
-"""Runs engine steps on one loaded model: pack, forward, sample.
+"""Runs engine steps on one loaded model: pack, forward, sample and score.
 
 A step is one forward pass over all its tokens, packed into one row; there is no loop over sequences.
 """
@@ -11,11 +11,12 @@ import torch
 from twostroke.engine.attention.contract import AttentionBackend
 from twostroke.engine.attention.cpu import CpuAttention
 from twostroke.engine.cpu_sampling import CpuGumbelMax
-from twostroke.engine.interfaces import CacheMemory, ModelFacts, SampledToken, SequenceSlice, StepPlan
+from twostroke.engine.interfaces import CacheMemory, ModelFacts, SequenceSlice, StepPlan, StepResult
 from twostroke.engine.kv_cache import CacheGeometry, KVCache, count_blocks
 from twostroke.engine.library_attention import forward
 from twostroke.engine.model_loader import LoadedModel, load_model
 from twostroke.engine.packing import pack
+from twostroke.engine.prompt_scoring import score_prompts
 from twostroke.engine.sampler import sample
 from twostroke.engine.self_check import self_check
 from twostroke.protocol.config import KVCacheConfig, ModelConfig
@@ -80,11 +81,13 @@ class ModelRunner:
         return runner
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> list[SampledToken]:
+    def run(self, plan: StepPlan) -> StepResult:
         """See `Runner.run`."""
         step = pack(plan, self._cache.geometry.block_size)
         logits = forward(self._model.module, step, self._attention.prepare(step.attention))
-        return sample(logits, step.slices, self._choose)
+        sampled = len(step.sampled)
+        tokens = sample(logits[:sampled], step.sampled, self._choose)
+        return StepResult(tokens, score_prompts(logits[sampled:], step.scored))
 
     def warm_up(self, max_batched_tokens: int, max_sequences: int) -> None:
         """Run a full batch of decodes and a chunk: libraries then choose and compile code before requests come.

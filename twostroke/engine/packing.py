@@ -28,15 +28,18 @@ class PackedStep:
     Attributes:
         token_ids: int64 [1, tokens].
         positions: int64 [1, tokens].
-        sampled: int64 [sampled]: indexes of the tokens whose logits are sampled, in the plan's order.
-        slices: The slices that are sampled, same order.
+        kept: int64 [kept]: indexes of the tokens whose logits are needed: of each sampled slice the last, then of each
+            scored slice the first ones, as many as it has `prompt_targets`.
+        sampled: The slices that are sampled, in the plan's order.
+        scored: The slices with `prompt_targets`, likewise.
         attention: Where the tokens lie in the cache and what they see.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    sampled: torch.Tensor
-    slices: Sequence[SequenceSlice]
+    kept: torch.Tensor
+    sampled: Sequence[SequenceSlice]
+    scored: Sequence[SequenceSlice]
     attention: AttentionBatch
 
 
@@ -61,14 +64,14 @@ def pack(plan: StepPlan, block_size: int) -> PackedStep:
     short = int(np.count_nonzero(counts <= SHORT_SLICE))
     singles = int(counts[:short].sum())
     spans = zip(first_token[short:], counts[short:], starts[short:], first_block[short:], strict=True)
-    last_token = np.empty(len(parts), np.int64)
-    last_token[order] = first_token + counts - 1  # from packed order back to the plan's
-    wanted = [index for index, part in enumerate(plan.slices) if part.sample]
+    first_of_slice = np.empty(len(parts), np.int64)
+    first_of_slice[order] = first_token  # from packed order back to the plan's
     return PackedStep(
         token_ids=torch.from_numpy(token_ids)[None],
         positions=torch.from_numpy(positions)[None],
-        sampled=torch.from_numpy(last_token[wanted]),
-        slices=[plan.slices[index] for index in wanted],
+        kept=torch.from_numpy(_kept(plan.slices, first_of_slice)),
+        sampled=[part for part in plan.slices if part.sample],
+        scored=[part for part in plan.slices if part.prompt_targets],
         attention=AttentionBatch(
             slots=torch.from_numpy(slots),
             blocks=torch.from_numpy(blocks),
@@ -78,6 +81,14 @@ def pack(plan: StepPlan, block_size: int) -> PackedStep:
             chunks=[ChunkSpan(*map(int, span)) for span in spans],
         ),
     )
+
+
+def _kept(slices: Sequence[SequenceSlice], first_token: IntArray) -> IntArray:
+    """See `PackedStep.kept`; slice `i` begins at index `first_token[i]`."""
+    parts = list(zip(slices, first_token.tolist(), strict=True))
+    last = [first + len(part.token_ids) - 1 for part, first in parts if part.sample]
+    scored = (range(first, first + len(part.prompt_targets)) for part, first in parts)
+    return np.array([*last, *chain.from_iterable(scored)], np.int64)
 
 
 def _flatten(rows: Sequence[Sequence[int]], total: int) -> IntArray:

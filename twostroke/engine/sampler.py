@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from twostroke.engine.interfaces import SampledToken, SequenceSlice
+from twostroke.engine.logit_shaping import is_shaped, shape_logits
 from twostroke.engine.philox import random_words
 from twostroke.protocol.responses import TokenLogprobs
 
@@ -42,9 +43,12 @@ def sample(logits: torch.Tensor, slices: Sequence[SequenceSlice], choose: Gumbel
     raw = logits[asked].float().log_softmax(dim=-1) if asked else None
     _forbid(logits, slices)
     tokens = logits.argmax(dim=-1)  # of several maxima the first
+    shaped = [row for row, part in enumerate(slices) if part.sampling.greedy and is_shaped(part)]
+    if shaped:
+        tokens[shaped] = _shape(logits, slices, shaped).argmax(dim=-1)
     drawn = [row for row, part in enumerate(slices) if not part.sampling.greedy]
     if drawn:
-        tokens[drawn] = _draw(logits[drawn].float(), [slices[row] for row in drawn], choose)
+        tokens[drawn] = _draw(_shape(logits, slices, drawn), [slices[row] for row in drawn], choose)
     chosen = tokens.tolist()
     logprobs = {} if raw is None else dict(zip(asked, _logprobs(raw, tokens[asked], slices, asked), strict=True))
     return [SampledToken(part.request_id, chosen[row], logprobs.get(row)) for row, part in enumerate(slices)]
@@ -56,15 +60,33 @@ def _forbid(logits: torch.Tensor, slices: Sequence[SequenceSlice]) -> None:
             logits[row, list(part.forbidden_ids)] = float("-inf")
 
 
+def _shape(logits: torch.Tensor, slices: Sequence[SequenceSlice], rows: list[int]) -> torch.Tensor:
+    """Some rows with bias and penalties applied, float32 [rows, vocabulary]; a copy."""
+    part = logits[rows].float()
+    shape_logits(part, [slices[row] for row in rows])
+    return part
+
+
 def _draw(logits: torch.Tensor, slices: Sequence[SequenceSlice], choose: GumbelMax) -> torch.Tensor:
     """Random tokens [rows] for rows with a temperature; `logits` is float32 [rows, vocabulary] and changed."""
     settings = [part.sampling for part in slices]
     logits /= torch.tensor([params.temperature for params in settings], device=logits.device)[:, None]
+    _keep_min_p(logits, [params.min_p for params in settings])
     _keep_top_k(logits, [params.top_k for params in settings])
     _keep_top_p(logits, [params.top_p for params in settings])
     seeds = torch.tensor([params.seed for params in settings], device=logits.device)
     indexes = torch.tensor([part.output_index for part in slices], device=logits.device)
     return choose(logits, seeds, indexes)
+
+
+def _keep_min_p(logits: torch.Tensor, min_p: Sequence[float]) -> None:
+    """Forbid what is less likely than `min_p` times the likeliest token of its row; 0 keeps all."""
+    rows = [row for row, p in enumerate(min_p) if p > 0.0]
+    if not rows:
+        return
+    part = logits[rows]
+    shares = torch.tensor([min_p[row] for row in rows], device=logits.device)[:, None]
+    logits[rows] = part.masked_fill_(part < part.amax(dim=-1, keepdim=True) + shares.log(), float("-inf"))
 
 
 def _keep_top_k(logits: torch.Tensor, top_k: Sequence[int]) -> None:

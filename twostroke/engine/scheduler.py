@@ -10,6 +10,7 @@ transfers end within their deadlines.
 * No more are admitted than the step's token budget can feed. Late admission finds more in the prefix cache.
 * A step computes first the sequences that decode, one token each, then chunks of prompts, oldest first. No more run
   than the budget has tokens, so those that decode never keep a prompt from going on.
+* Prompts whose tokens' logprobs are asked for share a smaller budget of their own.
 * If a running sequence needs a block and none is left, the youngest running one is preempted, perhaps itself: it gives
   up its blocks and waits, to be computed again. The oldest therefore always goes on.
 """
@@ -27,6 +28,9 @@ from twostroke.protocol.requests import Phase
 
 WATERMARK_SHARE = 0.05
 """Share of the cache that admission leaves free at most; never more than a block for each running sequence."""
+
+MAX_SCORED_TOKENS = 256
+"""Prompt tokens of a step whose logprobs are asked for, at most: each needs a whole row of logits in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,10 @@ class Scheduler:
             budget = self._limits.max_batched_tokens - sum(len(part.token_ids) for part in slices.values())
             if budget <= 0:
                 break
-            self._plan(sequence, min(budget, sequence.remaining), slices)
+            if sequence.scores_prompt:
+                budget = min(budget, MAX_SCORED_TOKENS - sum(len(part.prompt_targets) for part in slices.values()))
+            if budget > 0:
+                self._plan(sequence, min(budget, sequence.remaining), slices)
         return StepPlan(list(slices.values()))
 
     def _queue(self, sequence: Sequence) -> list[Sequence] | None:
@@ -207,7 +214,6 @@ def _exceeds(present: int, more: int, cap: int) -> bool:
 
 def _slice(sequence: Sequence, count: int) -> SequenceSlice:
     start, end = sequence.computed, sequence.computed + count
-    output_index = sequence.output_tokens
     return SequenceSlice(
         request_id=sequence.request_id,
         token_ids=sequence.token_ids[start:end],
@@ -215,6 +221,8 @@ def _slice(sequence: Sequence, count: int) -> SequenceSlice:
         blocks=sequence.blocks,
         sample=end == len(sequence.token_ids),
         sampling=sequence.request.sampling,
-        output_index=output_index,
-        forbidden_ids=sequence.rules.forbidden_ids(output_index),
+        output_index=sequence.output_tokens,
+        forbidden_ids=sequence.forbidden_ids(),
+        history=sequence.history,
+        prompt_targets=sequence.prompt_targets(start, end),
     )

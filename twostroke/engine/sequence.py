@@ -26,9 +26,12 @@ of the `remaining` ones, and when none remain the last position's logits give th
 
 import enum
 
+from twostroke.engine.bad_words import BadWords
 from twostroke.engine.finish import FinishRules
+from twostroke.engine.token_history import TokenHistory
 from twostroke.protocol.blockhash import block_hash, root_hash
 from twostroke.protocol.ids import SequenceKey
+from twostroke.protocol.prompt_logprobs import PromptLogprobs
 from twostroke.protocol.requests import GenerationRequest, Phase
 from twostroke.protocol.tokens import token_count, unpack_tokens
 
@@ -75,6 +78,7 @@ class Sequence:
         published: Blocks, from the first, that were offered to the prefix cache.
         landing: Index in `blocks` of the first that a KV transfer fills.
         cached_tokens: Prompt tokens found in the prefix cache when it was first admitted; None before.
+        history: The tokens so far, for penalties; None without any.
     """
 
     def __init__(self, request_id: int, request: GenerationRequest, rules: FinishRules, model_digest: str) -> None:
@@ -90,6 +94,14 @@ class Sequence:
         self.published = 0
         self.landing = 0
         self.cached_tokens: int | None = None
+        sampling, output = request.sampling, self.token_ids[self.prompt_tokens :]
+        self.history: TokenHistory | None = None
+        if sampling.penalized:
+            self.history = TokenHistory.wanted(sampling, self.token_ids[: self.prompt_tokens], output)
+        self._bad_words = BadWords(sampling.bad_words) if sampling.bad_words else None
+        # Whoever made the first token sent these with it.
+        scores_prompt = sampling.prompt_logprobs is not None and not self.received_tokens
+        self._prompt_scores: list[PromptLogprobs] | None = [] if scores_prompt else None
         self._state = _S.RESERVING if request.phase is Phase.GENERATION_ONLY else _S.WAITING
         self._hashes = [root_hash(model_digest, request.cache_salt)]
 
@@ -114,6 +126,40 @@ class Sequence:
         params = self.request.context_phase_params
         known = self.prompt_tokens + self.received_tokens
         return known - token_count(params.first_token_ids) if params else 0
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt is computed whole, without the prefix cache, for the logprobs of its tokens."""
+        return self._prompt_scores is not None
+
+    def append(self, token_id: int) -> None:
+        """The output got another token."""
+        self.token_ids.append(token_id)
+        if self.history is not None:
+            self.history.add(token_id)
+
+    def forbidden_ids(self) -> tuple[int, ...]:
+        """Tokens that must not come next, sorted."""
+        ending = self.rules.forbidden_ids(self.output_tokens)
+        if self._bad_words is None:
+            return ending
+        return tuple(sorted(self._bad_words.completing(self.token_ids, self.output_tokens).union(ending)))
+
+    def prompt_targets(self, start: int, end: int) -> list[int]:
+        """The prompt tokens whose logprobs come of computing positions `start .. end`; none if nobody asked."""
+        return self.token_ids[start + 1 : min(end + 1, self.prompt_tokens)] if self.scores_prompt else []
+
+    def add_prompt_scores(self, start: int, scores: PromptLogprobs) -> None:
+        """Keep the logprobs that computing from `start` on gave; a prompt that is computed again starts anew."""
+        assert self._prompt_scores is not None  # noqa: S101 - slices have targets only where they are asked for
+        if start == 0:
+            self._prompt_scores.clear()
+        self._prompt_scores.append(scores)
+
+    def take_prompt_logprobs(self) -> PromptLogprobs | None:
+        """The logprobs of the whole prompt, once: they go out with the first token. None if nobody asked."""
+        scores, self._prompt_scores = self._prompt_scores, None
+        return None if scores is None else PromptLogprobs.join(scores)
 
     def move(self, to: SequenceState) -> None:
         """Enter the state `to`.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from twostroke.protocol.errors import InvalidRequestError
 from twostroke.protocol.requests import GenerationRequest, Phase
+from twostroke.protocol.sampling import SamplingParams
 from twostroke.protocol.tokens import token_count, unpack_tokens
 from twostroke.protocol.worker import Role
 
@@ -44,7 +45,7 @@ def check_request(request: GenerationRequest, limits: RequestLimits) -> int:
         raise InvalidRequestError(f"a {limits.role} worker does not run {request.phase} requests", "phase")
     _check_ids(unpack_tokens(request.prompt_ids), limits.vocab_size, "prompt")
     _check_ids(unpack_tokens(request.generated_ids), limits.vocab_size, "generated_ids")
-    _check_ids(request.sampling.stop_token_ids, limits.vocab_size, "stop_token_ids")
+    _check_sampling_ids(request.sampling, limits.vocab_size)
     if request.phase is Phase.GENERATION_ONLY:
         _check_handover(request, limits.block_size)
     max_tokens = _deduce_max_tokens(request, limits)
@@ -55,6 +56,13 @@ def check_request(request: GenerationRequest, limits: RequestLimits) -> int:
             f"generated_ids ({generated} tokens) leave nothing to make: max_tokens is {max_tokens}", "generated_ids"
         )
     return max_tokens
+
+
+def _check_sampling_ids(sampling: SamplingParams, vocab_size: int) -> None:
+    _check_ids(sampling.stop_token_ids, vocab_size, "stop_token_ids")
+    _check_ids((token_id for token_id, _ in sampling.logit_bias), vocab_size, "logit_bias")
+    for word in sampling.bad_words:
+        _check_ids(word, vocab_size, "bad_words")
 
 
 def _check_ids(token_ids: Iterable[int], vocab_size: int, param: str) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from twostroke.protocol.errors import InternalRequestError, TwostrokeError, from_info
 from twostroke.protocol.ids import SequenceKey
+from twostroke.protocol.prompt_logprobs import PromptLogprobs
 from twostroke.protocol.requests import GenerationRequest
 from twostroke.protocol.responses import FinishReason, SequenceOutput, TokenLogprobs
 from twostroke.protocol.tokens import token_count, unpack_tokens
@@ -33,6 +34,7 @@ class Completion:
         stop_token_id: Which stop token ended it, if one did.
         cached_tokens: Prompt tokens found in the prefix cache.
         context_phase_params: Set if the sequence goes on elsewhere.
+        prompt_logprobs: Of all prompt tokens but the first, if asked for.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -41,6 +43,7 @@ class Completion:
     stop_token_id: int | None = None
     cached_tokens: int = 0
     context_phase_params: ContextPhaseParams | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
     def add(self, output: SequenceOutput) -> None:
         """Append one output."""
@@ -49,6 +52,8 @@ class Completion:
             self.logprobs.extend(output.logprobs)
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
         if output.finish_reason is not None:
             self.finish_reason = output.finish_reason
             self.stop_token_id = output.stop_token_id
@@ -191,6 +196,30 @@ class GenerationResult:
             if ended or output is not None:
                 self._waiter = None
                 return output
+            await self._waiter
+
+    async def next_outputs(self) -> list[SequenceOutput]:
+        """All outputs that wait to be read, at least one; awaits the next one if none does. Ends like `next_output`.
+
+        Returns:
+            An empty list only after the final output.
+
+        Raises:
+            TwostrokeError: The sequence failed, once all outputs before that were read.
+        """
+        self._loop = asyncio.get_running_loop()
+        while True:
+            with self._changed:
+                if self._outputs:
+                    waiting = list(self._outputs)
+                    self._outputs.clear()
+                    return waiting
+                if self._error is not None:
+                    raise self._error
+                if self._finished:
+                    return []
+                # Made under the lock, so that a feed in between is not missed.
+                self._waiter = self._loop.create_future()
             await self._waiter
 
     def take_waiting(self) -> list[SequenceOutput]:

@@ -12,7 +12,7 @@ from twostroke.protocol.sampling import SamplingParams
 from twostroke.protocol.tokens import TOKEN_BYTES, token_count
 from twostroke.protocol.transfer import ContextPhaseParams
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Version of the messages between frontends and workers; both sides refuse another one at attach."""
 
 

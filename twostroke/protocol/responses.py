@@ -6,6 +6,7 @@ import msgspec
 
 from twostroke.protocol.errors import ErrorInfo
 from twostroke.protocol.ids import SequenceKey
+from twostroke.protocol.prompt_logprobs import PromptLogprobs
 from twostroke.protocol.transfer import ContextPhaseParams
 from twostroke.protocol.worker import Attached, AttachRefused, Heartbeat, WorkerStopping
 
@@ -49,6 +50,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults
         error: Set in the last message of a sequence that failed.
         cached_tokens: Prompt tokens found in the prefix cache; sent with the first token.
         context_phase_params: With `HANDOVER`.
+        prompt_logprobs: Of all prompt tokens but the first; sent with the first token, if asked for.
     """
 
     key: SequenceKey
@@ -60,6 +62,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     error: ErrorInfo | None = None
     cached_tokens: int | None = None
     context_phase_params: ContextPhaseParams | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
     @property
     def final(self) -> bool:
