@@ -137,6 +137,12 @@ class RouterExecutor(GenerationExecutor):
         if life is not None and index in (None, life.request.key.index):
             life.cancel()
 
+    def complete_request(self, client_id: int, index: int | None = None) -> None:
+        """End a request whose client has all of it; see `GenerationExecutor`."""
+        life = self._lives.get(client_id)
+        if life is not None and index in (None, life.request.key.index):
+            life.complete()
+
     def check_health(self) -> Health:
         """READY while every needed role has an attached worker. It outlives its workers: only `shutdown` kills it."""
         if self._stopped:

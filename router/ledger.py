@@ -24,7 +24,7 @@ HISTORY = 1000
 
 
 class LedgerPhase(enum.StrEnum):
-    """Where a request stands. `CANCELLED`: its frontend gave it up, since the client left or a stop string had come."""
+    """Where a request stands. `CANCELLED`: its frontend gave it up, since the client left."""
 
     QUEUED = "queued"
     CONTEXT = "context"

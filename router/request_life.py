@@ -12,6 +12,7 @@
       | tokens -> client
       v
     final output -> done      error -> failed      abort -> cancelled      time is up -> failed
+                              (a stop string, found by the frontend: done)
 
 On an aggregated worker one `full` leg replaces both. The phases and their order are the ledger's; `_end` is the one way
 out: it closes what is open, tells the workers, and gives the client its final event if it has not had one. A lease that
@@ -120,6 +121,10 @@ class RequestLife:
     def cancel(self) -> None:
         """The client gave the request up."""
         self._end(LedgerPhase.CANCELLED, AbortedError(f"request {self.request.key} was aborted"))
+
+    def complete(self) -> None:
+        """The client has all that it wanted before the workers were done: its frontend found a stop string."""
+        self._end(LedgerPhase.DONE, AbortedError(f"request {self.request.key} is complete"))
 
     def give_up(self, error: TwostrokeError) -> None:
         """The router cannot go on with the request."""
@@ -297,7 +302,7 @@ class RequestLife:
             return
         lease_unread = self.entry.phase is LedgerPhase.HANDOFF and error is not None
         self.entry.output_tokens = self._offsets.expected - self._first_offset
-        self.entry.error = None if error is None else str(error)
+        self.entry.error = None if error is None or phase is LedgerPhase.DONE else str(error)
         self._context.ledger.move(self.entry, phase)
         self._timer.cancel()
         self._context.dispatcher.forget(self)

@@ -1,7 +1,7 @@
 """How a request ends when its client, its time, its worker or the server does: one final event, and no work left."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -11,6 +11,7 @@ from starlette.types import Message
 
 from tests.frontend.conftest import MakeApp
 from tests.support.fake_executor import FakeExecutor, Script
+from tests.support.waiting import until
 from twostroke.executor.base import Health, HealthState
 from twostroke.frontend import endpoint
 from twostroke.frontend.app import in_flight_of
@@ -20,13 +21,6 @@ from twostroke.protocol.errors import ConfigError
 BODY = {"prompt": "x", "max_tokens": 50}
 HELD = Script(steps=[(40,), (41,), (42,)], hold=1)
 """One token, and then nothing until released."""
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until `condition()` holds."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - the condition is about the fake executor, which has no events
-            await asyncio.sleep(0.005)
 
 
 async def counted(client: httpx.AsyncClient, status: int) -> float:

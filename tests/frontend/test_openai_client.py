@@ -143,7 +143,7 @@ async def test_a_stop_string_across_tokens_ends_the_answer(
     request = executor.calls.requests[0]
     assert "".join(choice.text for choice in choices) == "one tw"
     assert choices[-1].finish_reason == "stop"
-    assert executor.calls.aborts == [(request.key.client_id, 0)]
+    assert executor.calls.completed == executor.calls.aborts == [(request.key.client_id, 0)]
 
 
 async def test_extra_body_fields_reach_the_engine(openai: AsyncOpenAI, executor: FakeExecutor) -> None:

@@ -13,7 +13,7 @@ from twostroke.executor.base import Health, HealthState, ServedModel
 from twostroke.frontend.app import FrontendOptions, create_app
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import EngineDeadError, InternalRequestError
-from twostroke.protocol.openai import INTERNAL, REFUSED, NotServed
+from twostroke.protocol.openai import INTERNAL, NEVER_SERVED, REFUSED, NotServed
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -49,8 +49,14 @@ def error_of(answer: httpx.Response) -> dict[str, object]:
         ({"prompt": ""}, "prompt", "at least one token, not 0"),
         ({"prompt": [1, 320]}, "prompt", "token id 320 is not in the vocabulary of 0 to 319"),
         ({"prompt": [-1]}, "prompt", "token id -1"),
-        ({"prompt": [1, "x"]}, "prompt", "mix"),
-        ({"prompt": ["x", "y"]}, "prompt", "holds 2 prompts"),
+        ({"prompt": [1, "x"]}, "prompt", "must hold one kind"),
+        ({"prompt": ["x", [1]]}, "prompt", "must hold one kind"),
+        ({"prompt": ["x", ""]}, "prompt[1]", "at least one token, not 0"),
+        ({"prompt": [[1], []]}, "prompt[1]", "at least one token, not 0"),
+        ({"prompt": [[1], [2, 400]]}, "prompt[1]", "token id 400"),
+        ({"prompt": [[1], [2, None]]}, "prompt[1][1]", "Expected `int`, got `null`"),
+        ({"prompt": ["x"] * 1025}, "prompt", "at most 1024 prompts, not 1025"),
+        ({"prompt": [[1], [1] * 256]}, "prompt[1]", "256 tokens leaves no room"),
         ({}, "prompt", "missing required field"),
         ({"prompt": [1] * 256}, "prompt", "256 tokens leaves no room for output: the model's context holds 256"),
         ({"prompt": [1] * 250, "max_tokens": 7}, "max_tokens", "7 and the prompt of 250 tokens do not fit"),
@@ -106,7 +112,8 @@ async def test_what_is_not_served_yet_is_refused_unless_it_asks_for_nothing(
     """Ignoring such a field would give another answer than the client asked for."""
     refused = await http.post("/v1/completions", json={"prompt": "x", name: "certainly something"})
     assert refused.status_code == 400
-    assert error_of(refused)["message"] == f"{name} is not supported yet; leave it out"
+    reason = NEVER_SERVED.get(name, "not supported yet; leave it out")
+    assert error_of(refused)["message"] == f"{name} is {reason}"
     assert error_of(refused)["param"] == name
     harmless = [None, *REFUSED[name]]
     for value in harmless:

@@ -333,6 +333,26 @@ async def test_broken_hand_over() -> None:
         cluster.assert_clean()
 
 
+@pytest.mark.parametrize("phase", [LedgerPhase.HANDOFF, LedgerPhase.GENERATION])
+async def test_a_complete_request_is_done(phase: LedgerPhase) -> None:
+    """A stop string was found, in the first token or later: workers are told as by an abort, the ledger says done."""
+    async with fake_cluster() as cluster:
+        client_id, sink = cluster.send()
+        context, generation = cluster.context(), cluster.generation()
+        context.hand_over(context.last)
+        if phase is LedgerPhase.GENERATION:
+            context.leases.clear()
+            generation.tokens(generation.last, 1, 8)
+        cluster.executor.complete_request(client_id)
+        cluster.executor.complete_request(client_id)
+        assert (sink.finals, [type(error) for error in sink.errors]) == (1, [AbortedError])
+        assert context.aborts == ([client_id] if phase is LedgerPhase.HANDOFF else [])
+        assert generation.aborts == [client_id]
+        entry = next(iter(cluster.executor.ledger.ended_entries()))
+        assert (entry.phase, entry.error) == (LedgerPhase.DONE, None)
+        cluster.assert_clean()
+
+
 async def test_client_leaves_on_its_first_token() -> None:
     """A sink that aborts while it is fed: the lease is ended, no generation worker is asked."""
     async with fake_cluster() as cluster:

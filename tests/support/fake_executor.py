@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from twostroke.executor.base import GenerationExecutor, Health, HealthState, ResultSink, ServedModel
-from twostroke.protocol.errors import AbortedError, EngineDeadError, TwostrokeError
+from twostroke.protocol.errors import AbortedError, EngineDeadError, OverloadedError, TwostrokeError
 from twostroke.protocol.ids import ClientIds, SequenceKey
 from twostroke.protocol.requests import GenerationRequest
 from twostroke.protocol.responses import FinishReason, SequenceOutput, TokenLogprobs
@@ -50,6 +50,7 @@ class Calls:
 
     requests: list[GenerationRequest] = field(default_factory=list)
     aborts: list[tuple[int, int | None]] = field(default_factory=list)
+    completed: list[tuple[int, int | None]] = field(default_factory=list)
 
 
 class FakeExecutor(GenerationExecutor):
@@ -58,6 +59,10 @@ class FakeExecutor(GenerationExecutor):
     Args:
         script: What to do.
         model: What to serve.
+
+    Attributes:
+        room: Requests at the same time at most; None for any number.
+        full: Raised beyond that.
     """
 
     def __init__(self, script: Script | None = None, model: ServedModel | None = None) -> None:
@@ -65,6 +70,8 @@ class FakeExecutor(GenerationExecutor):
         self.served = model or ServedModel("tiny", max_model_len=256, vocab_size=320, eos_token_ids=(0,))
         self.health = Health(HealthState.READY)
         self.calls = Calls()
+        self.room: int | None = None
+        self.full = OverloadedError("no room for more")
         self._ids = ClientIds(7)
         self._plays: dict[SequenceKey, _Play] = {}
         self._released = asyncio.Event()
@@ -89,6 +96,8 @@ class FakeExecutor(GenerationExecutor):
         """Start playing the script to `sink`."""
         if self.script.refusal is not None:
             raise self.script.refusal
+        if self.room is not None and self.running >= self.room:
+            raise self.full
         self.calls.requests.append(request)
         play = _Play(request, sink)
         self._plays[request.key] = play
@@ -100,6 +109,11 @@ class FakeExecutor(GenerationExecutor):
         for key, play in list(self._plays.items()):
             if key.client_id == client_id and index in (None, key.index):
                 self._end(play, AbortedError("aborted"))
+
+    def complete_request(self, client_id: int, index: int | None = None) -> None:
+        """Note it and abort."""
+        self.calls.completed.append((client_id, index))
+        self.abort_request(client_id, index)
 
     def check_health(self) -> Health:
         """As set."""
@@ -113,6 +127,10 @@ class FakeExecutor(GenerationExecutor):
     def release(self) -> None:
         """Let held steps go on."""
         self._released.set()
+
+    def fail(self, key: SequenceKey, error: TwostrokeError) -> None:
+        """End one request with `error`."""
+        self._end(self._plays[key], error)
 
     def die(self, reason: str) -> None:
         """Fail everything, as an executor does whose worker was killed."""

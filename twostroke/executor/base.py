@@ -117,6 +117,13 @@ class GenerationExecutor(abc.ABC):
         An unknown or finished request is no error.
         """
 
+    def complete_request(self, client_id: int, index: int | None = None) -> None:
+        """The caller has all that it wants of a request (a stop string came): end it as `abort_request` does.
+
+        The work is taken from the worker in the same way; an executor that keeps books counts the request as done.
+        """
+        self.abort_request(client_id, index)
+
     @abc.abstractmethod
     def check_health(self) -> Health:
         """How the executor fares; never blocks or raises."""

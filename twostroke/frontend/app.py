@@ -39,14 +39,16 @@ class FrontendOptions:
 
     Attributes:
         request_timeout_s: A request that takes longer ends with 504.
-        max_in_flight: Requests at the same time at most; more get 429.
+        max_in_flight: Prompts at the same time at most; more get 429.
         max_body_bytes: Longer bodies get 413.
+        keep_alive_s: A stream that is silent for so long gets a comment, so that no proxy takes it for dead.
         api_keys: Who may use `/v1/...`; None lets everybody.
     """
 
     request_timeout_s: float = 600.0
     max_in_flight: int = 4096
     max_body_bytes: int = 8 << 20
+    keep_alive_s: float = 15.0
     api_keys: ApiKeys | None = None
 
 
@@ -63,7 +65,7 @@ def create_app(
     """
     in_flight = InFlight(executor, options.max_in_flight)
     metrics = FrontendMetrics(registry)
-    limits = Limits(options.max_body_bytes, options.request_timeout_s)
+    limits = Limits(options.max_body_bytes, options.request_timeout_s, options.keep_alive_s)
     completions, chat = (
         GenerationEndpoint(surface, executor, text, in_flight=in_flight, metrics=metrics, limits=limits)
         for surface in (CompletionSurface(executor, text), ChatSurface(executor, text))

@@ -1,12 +1,14 @@
 """The schema of `POST /v1/chat/completions`."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from twostroke.executor.base import GenerationExecutor
 from twostroke.frontend.chat_template import Message
 from twostroke.frontend.intake import Intake, Prompt, Submission
 from twostroke.frontend.output import Piece, ScoredToken
-from twostroke.frontend.request_fields import OutputLimit, decode_body
+from twostroke.frontend.request_fields import OutputLimit, StreamUsage, decode_body
 from twostroke.frontend.surface import AnswerWriter, Envelope, shown_ids
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import InvalidRequestError
@@ -50,11 +52,11 @@ class ChatSurface:
         self._intake.check(fields)
         logprobs = _logprobs(fields)
         prompt = Prompt(await self._text.encode_chat(_messages(fields.messages)), "messages")
-        return self._intake.submission(fields, prompt, _limit(fields), logprobs=logprobs, deadline_s=deadline_s)
+        return self._intake.submission(fields, [prompt], _limit(fields), logprobs=logprobs, deadline_s=deadline_s)
 
     def writer(self, submission: Submission) -> AnswerWriter:
         """A writer for the answer to `submission`."""
-        return _Writer(self._text, submission.model, include_usage=submission.include_usage)
+        return _Writer(self._text, submission.model, submission.usage)
 
 
 def _limit(fields: ChatBody) -> OutputLimit:
@@ -102,31 +104,34 @@ def _text_of(part: ContentPart, param: str) -> str:
 
 
 class _Writer:
-    """Writes one chat answer."""
+    """Writes the answer to one chat request."""
 
-    def __init__(self, text: TextModel, model: str, *, include_usage: bool) -> None:
+    def __init__(self, text: TextModel, model: str, usage: StreamUsage) -> None:
         self._text = text
-        self._envelope = Envelope("chatcmpl", "chat.completion.chunk", model, include_usage=include_usage)
+        self._envelope = Envelope("chatcmpl", "chat.completion.chunk", model, usage)
 
-    def first(self) -> bytes:
-        choice = ChatChunkChoice(0, Delta(role="assistant", content=""))
+    def first(self, index: int) -> bytes:
+        choice = ChatChunkChoice(index, Delta(role="assistant", content=""))
         return self._envelope.chunk(_ENCODER.encode(choice))
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
         delta = Delta(content=piece.text or None)
-        choice = ChatChunkChoice(0, delta, self._logprobs(piece.tokens), piece.finish_reason, shown_ids(piece))
-        return self._envelope.chunk(_ENCODER.encode(choice))
+        choice = ChatChunkChoice(index, delta, self._logprobs(piece.tokens), piece.finish_reason, shown_ids(piece))
+        return self._envelope.chunk(_ENCODER.encode(choice), usage)
 
     def usage(self, usage: Usage) -> bytes:
         return self._envelope.usage(usage)
 
-    def whole(self, answer: Piece, usage: Usage) -> bytes:
-        message = AssistantMessage("assistant", answer.text)
-        choice = ChatChoice(0, message, self._logprobs(answer.tokens), answer.finish_reason, shown_ids(answer))
+    def whole(self, answers: Sequence[Piece], usage: Usage) -> bytes:
         envelope = self._envelope
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         return _ENCODER.encode(
-            ChatCompletion(envelope.id, "chat.completion", envelope.created, envelope.model, [choice], usage)
+            ChatCompletion(envelope.id, "chat.completion", envelope.created, envelope.model, choices, usage)
         )
+
+    def _choice(self, index: int, answer: Piece) -> ChatChoice:
+        message = AssistantMessage("assistant", answer.text)
+        return ChatChoice(index, message, self._logprobs(answer.tokens), answer.finish_reason, shown_ids(answer))
 
     def _logprobs(self, tokens: list[ScoredToken]) -> ChatLogprobs | None:
         return ChatLogprobs([self._token(token) for token in tokens]) if tokens else None

@@ -1,11 +1,13 @@
 """The schema of `POST /v1/completions`."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from twostroke.executor.base import GenerationExecutor
 from twostroke.frontend.intake import Intake, Prompt, Submission
 from twostroke.frontend.output import Piece, ScoredToken
-from twostroke.frontend.request_fields import OutputLimit, decode_body
+from twostroke.frontend.request_fields import OutputLimit, StreamUsage, decode_body
 from twostroke.frontend.surface import AnswerWriter, Envelope, shown_ids
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import InvalidRequestError
@@ -13,6 +15,8 @@ from twostroke.protocol.openai import Completion, CompletionBody, CompletionChoi
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this endpoint."""
+MAX_PROMPTS = 1024
+"""Prompts in one request at most."""
 
 _DECODER = msgspec.json.Decoder(CompletionBody)
 _ENCODER = msgspec.json.Encoder()
@@ -36,62 +40,59 @@ class CompletionSurface:
         """Read and check a request body; see `Surface`."""
         fields = decode_body(_DECODER, body)
         self._intake.check(fields)
-        prompt = Prompt(await self._prompt_ids(fields.prompt), "prompt")
+        prompts = await self._prompts(fields.prompt)
         limit = OutputLimit(fields.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS)
-        return self._intake.submission(fields, prompt, limit, logprobs=fields.logprobs, deadline_s=deadline_s)
+        return self._intake.submission(fields, prompts, limit, logprobs=fields.logprobs, deadline_s=deadline_s)
 
     def writer(self, submission: Submission) -> AnswerWriter:
         """A writer for the answer to `submission`."""
-        return _Writer(self._text, submission.model, include_usage=submission.include_usage)
+        return _Writer(self._text, submission.model, submission.usage)
 
-    async def _prompt_ids(self, given: str | list[str | int | list[int]]) -> list[int]:
-        """The token ids of the one prompt that was given, in whatever form."""
-        prompt = _single(given)
-        return await self._text.encode_text(prompt) if isinstance(prompt, str) else prompt
-
-
-def _single(prompt: str | list[str | int | list[int]]) -> str | list[int]:
-    """The one prompt in any of OpenAI's four forms: text, [text], token ids, [token ids]."""
-    if isinstance(prompt, str):
-        return prompt
-    token_ids = [item for item in prompt if isinstance(item, int)]
-    prompts = [item for item in prompt if not isinstance(item, int)]
-    if not prompts:
-        return token_ids
-    if token_ids:
-        raise InvalidRequestError("prompt must not mix token ids with texts or lists", "prompt")
-    if len(prompts) != 1:
-        message = f"prompt holds {len(prompts)} prompts; several in one request are not supported yet, send one each"
-        raise InvalidRequestError(message, "prompt")
-    return prompts[0]
+    async def _prompts(self, given: str | list[str | int | list[int]]) -> list[Prompt]:
+        """The prompts in any of OpenAI's four forms: text, texts, token ids, lists of token ids."""
+        if isinstance(given, str):
+            return [Prompt(await self._text.encode_text(given), "prompt")]
+        token_ids = [item for item in given if isinstance(item, int)]
+        lists = [item for item in given if isinstance(item, list)]
+        texts = [item for item in given if isinstance(item, str)]
+        if len(given) not in (len(token_ids), len(lists), len(texts)):
+            message = "prompt must hold one kind: texts, lists of token ids, or token ids"
+            raise InvalidRequestError(message, "prompt")
+        if len(token_ids) == len(given):
+            return [Prompt(token_ids, "prompt")]
+        if len(given) > MAX_PROMPTS:
+            raise InvalidRequestError(f"prompt must hold at most {MAX_PROMPTS} prompts, not {len(given)}", "prompt")
+        encoded = await self._text.encode_texts(texts) if texts else lists
+        return [Prompt(ids, f"prompt[{number}]") for number, ids in enumerate(encoded)]
 
 
 class _Writer:
-    """Writes one completion."""
+    """Writes the answer to one completion request."""
 
-    def __init__(self, text: TextModel, model: str, *, include_usage: bool) -> None:
+    def __init__(self, text: TextModel, model: str, usage: StreamUsage) -> None:
         self._text = text
-        self._envelope = Envelope("cmpl", "text_completion", model, include_usage=include_usage)
+        self._envelope = Envelope("cmpl", "text_completion", model, usage)
 
-    def first(self) -> bytes:
+    def first(self, index: int) -> bytes:
+        del index
         return b""
 
-    def piece(self, piece: Piece) -> bytes:
-        return self._envelope.chunk(_ENCODER.encode(self._choice(piece)))
+    def piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
+        return self._envelope.chunk(_ENCODER.encode(self._choice(index, piece)), usage)
 
     def usage(self, usage: Usage) -> bytes:
         return self._envelope.usage(usage)
 
-    def whole(self, answer: Piece, usage: Usage) -> bytes:
+    def whole(self, answers: Sequence[Piece], usage: Usage) -> bytes:
         envelope = self._envelope
-        choices = [self._choice(answer)]
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         return _ENCODER.encode(
             Completion(envelope.id, "text_completion", envelope.created, envelope.model, choices, usage)
         )
 
-    def _choice(self, piece: Piece) -> CompletionChoice:
+    def _choice(self, index: int, piece: Piece) -> CompletionChoice:
         logprobs = self._logprobs(piece.tokens)
-        return CompletionChoice(0, piece.text, logprobs, piece.finish_reason, shown_ids(piece))
+        return CompletionChoice(index, piece.text, logprobs, piece.finish_reason, shown_ids(piece))
 
     def _logprobs(self, tokens: list[ScoredToken]) -> CompletionLogprobs | None:
         if not tokens:

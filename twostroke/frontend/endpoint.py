@@ -2,30 +2,31 @@
 
     slot (429, 503) -> body (413) -> read (400, 404) -> submit (503) -> stream or collect -> exactly one end
 
-While it runs, three things may end it before its last token, each through its result: the client leaves (499), its time
-is up (504), or the frontend stops (503). Each takes the work from the engine at once.
+A request of several prompts has a result for each. While they run, four things may end all of them before their last
+tokens: the client leaves (499), the time is up (504), the frontend stops (503), or one of them fails. Each takes the
+work from the engine at once.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
 from twostroke.executor.base import GenerationExecutor
 from twostroke.executor.result import GenerationResult
+from twostroke.frontend.choices import Choice, batches, usage_of
 from twostroke.frontend.errors import CLIENT_LEFT, ClientLeftError
 from twostroke.frontend.exchange import Exchange, State
 from twostroke.frontend.in_flight import InFlight
 from twostroke.frontend.intake import Submission
 from twostroke.frontend.metrics import FrontendMetrics, RequestTimer
-from twostroke.frontend.output import OutputText, Piece
+from twostroke.frontend.output import Piece
+from twostroke.frontend.request_fields import StreamUsage
 from twostroke.frontend.surface import Surface
 from twostroke.frontend.tokenizer import TextModel
-from twostroke.protocol.errors import AbortedError, DeadlineError
-from twostroke.protocol.openai import Usage
-from twostroke.protocol.tokens import token_count
+from twostroke.protocol.errors import AbortedError, DeadlineError, TwostrokeError
 
 DONE = b"data: [DONE]\n\n"
 STALLED_S = 5.0
@@ -39,10 +40,12 @@ class Limits:
     Attributes:
         body_bytes: Length of its body.
         timeout_s: From its arrival to its end.
+        keep_alive_s: A stream is never silent for longer.
     """
 
     body_bytes: int
     timeout_s: float
+    keep_alive_s: float
 
 
 class GenerationEndpoint:
@@ -96,88 +99,71 @@ class GenerationEndpoint:
         with self._in_flight.slot():
             body = await exchange.body(self._limits.body_bytes)
             submission = await self._surface.read(body, self._limits.timeout_s)
-            with self._running(submission, exchange) as result:
-                pieces = _Pieces(submission, result, self._executor, self._text, timer)
+            with self._in_flight.slot(len(submission.requests) - 1), self._running(submission, exchange) as results:
+                choices = [
+                    Choice(
+                        index,
+                        result,
+                        submission,
+                        executor=self._executor,
+                        text=self._text,
+                        timer=timer.sequence(),
+                    )
+                    for index, result in enumerate(results)
+                ]
                 if submission.stream:
-                    await self._stream(exchange, submission, pieces)
+                    await self._stream(exchange, submission, choices)
                 else:
-                    await self._collect(exchange, submission, pieces)
+                    await self._collect(exchange, submission, choices)
 
     @contextlib.contextmanager
-    def _running(self, submission: Submission, exchange: Exchange) -> Iterator[GenerationResult]:
-        """Submit, and let the client's leaving, the deadline and the stop end the result."""
-        result = self._executor.submit(submission.request)
+    def _running(self, submission: Submission, exchange: Exchange) -> Iterator[list[GenerationResult]]:
+        """Submit, and let the client's leaving, the deadline and the stop end all results."""
         timeout_s = self._limits.timeout_s
+        results: list[GenerationResult] = []
+
+        def end(error: TwostrokeError) -> None:
+            for result in results:
+                self._in_flight.end(result, error)
 
         def leave() -> None:
-            self._in_flight.end(result, AbortedError("the client left"))
+            end(AbortedError("the client left"))
 
         def expire() -> None:
             # The worker ends it at about the same time; this also covers a worker that hangs.
-            self._in_flight.end(result, DeadlineError(f"the request did not end within {timeout_s:g} s"))
+            end(DeadlineError(f"the request did not end within {timeout_s:g} s"))
 
-        with self._in_flight.tracked(result), exchange.watch(leave):
-            deadline = asyncio.get_running_loop().call_later(timeout_s, expire)
-            try:
-                yield result
-            finally:
-                deadline.cancel()
+        with contextlib.ExitStack() as stack:
+            for request in submission.requests:
+                results.append(self._executor.submit(request))
+                stack.enter_context(self._in_flight.tracked(results[-1]))
+            stack.enter_context(exchange.watch(leave))
+            stack.callback(asyncio.get_running_loop().call_later(timeout_s, expire).cancel)
+            yield results
 
-    async def _stream(self, exchange: Exchange, submission: Submission, pieces: "_Pieces") -> None:
-        """One event a piece; the last one, the counts and the end mark leave together."""
+    async def _stream(self, exchange: Exchange, submission: Submission, choices: list[Choice]) -> None:
+        """One write a batch of pieces; the last ones, the counts and the end mark leave together."""
         writer = self._surface.writer(submission)
-        head = writer.first()
-        async for piece in pieces:
-            data = head + writer.piece(piece)
-            head = b""
-            if piece.finish_reason is None:
-                await exchange.event(data)
-                continue
-            counts = writer.usage(pieces.usage()) if submission.include_usage else b""
-            await exchange.event(data + counts + DONE, last=True)
+        counted = submission.usage is StreamUsage.ALWAYS
+        begun: set[int] = set()
+        unfinished = len(choices)
+        with exchange.kept_alive(self._limits.keep_alive_s):
+            async for batch in batches(choices):
+                events: list[bytes] = []
+                for choice, piece in batch:
+                    if choice.index not in begun:
+                        begun.add(choice.index)
+                        events.append(writer.first(choice.index))
+                    events.append(writer.piece(choice.index, piece, usage_of(choices) if counted else None))
+                    unfinished -= piece.finish_reason is not None
+                if not unfinished:
+                    counts = b"" if submission.usage is StreamUsage.NEVER else writer.usage(usage_of(choices))
+                    events += counts, DONE
+                await exchange.event(b"".join(events), last=not unfinished)
 
-    async def _collect(self, exchange: Exchange, submission: Submission, pieces: "_Pieces") -> None:
-        answer = Piece()
-        async for piece in pieces:
-            answer.append(piece)
-        await exchange.json(self._surface.writer(submission).whole(answer, pieces.usage()))
-
-
-class _Pieces:
-    """Iterates over the pieces of one result; outputs that wait together become one piece."""
-
-    def __init__(
-        self,
-        submission: Submission,
-        result: GenerationResult,
-        executor: GenerationExecutor,
-        text: TextModel,
-        timer: RequestTimer,
-    ) -> None:
-        self._submission = submission
-        self._result = result
-        self._executor = executor
-        min_tokens = submission.request.sampling.min_tokens
-        self._output = OutputText(text, submission.stop, min_tokens, keep_ids=submission.return_token_ids)
-        self._timer = timer
-
-    async def __aiter__(self) -> AsyncIterator[Piece]:
-        result, output = self._result, self._output
-        while (first := await result.next_output()) is not None:
-            outputs = [first, *result.take_waiting()]
-            self._timer.tokens(sum(token_count(one.token_ids) for one in outputs))
-            piece = output.add(outputs)
-            if output.stopped_by_string:
-                # The engine does not know stop strings; nothing it still makes is of use.
-                self._executor.abort_request(result.key.client_id, result.key.index)
-            if piece.finish_reason is not None:
-                self._timer.prompt(self._submission.prompt_tokens, output.cached_tokens)
-            if not piece.empty:
-                yield piece
-            if piece.finish_reason is not None:
-                return
-
-    def usage(self) -> Usage:
-        """The counts so far."""
-        output = self._output
-        return Usage.count(self._submission.prompt_tokens, output.token_count, output.cached_tokens)
+    async def _collect(self, exchange: Exchange, submission: Submission, choices: list[Choice]) -> None:
+        answers = [Piece() for _ in choices]
+        async for batch in batches(choices):
+            for choice, piece in batch:
+                answers[choice.index].append(piece)
+        await exchange.json(self._surface.writer(submission).whole(answers, usage_of(choices)))

@@ -1,7 +1,7 @@
 """One HTTP request and its answer, with the rule that a failure has one form before the first byte and one after.
 
 open --json()/fail()--> complete                           (a status code and a JSON body)
-open --event(...)--> streaming --event(...)--> streaming   (status 200, server-sent events)
+open --event(...)--> streaming --event(...)--> streaming   (status 200, server-sent events; comments in silence)
 streaming --event(last=True)/fail()--> complete            (fail: one `data: {"error": ...}` event, then the end)
 any --the client closes--> left                            (nothing is sent any more)
 """
@@ -17,6 +17,9 @@ from starlette.types import Receive, Scope, Send
 from twostroke.frontend.errors import CLIENT_LEFT, ApiError, ClientLeftError, Kind, problem_of
 
 log = structlog.get_logger(__name__)
+
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment in an event stream: clients skip it."""
 
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [
@@ -42,6 +45,8 @@ class Exchange:
         self._scope = scope
         self._receive = receive
         self._send = send
+        self._writing = asyncio.Lock()  # events and comments come from different tasks
+        self._writes = 0
         self.state = State.OPEN
 
     async def body(self, limit: int) -> bytes:
@@ -99,12 +104,39 @@ class Exchange:
 
         Waits while the client reads slower than tokens come.
         """
-        if self.state is State.OPEN:
-            self.state = State.STREAMING  # before the write: from here on no status can be sent any more
-            await self._send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        async with self._writing:
+            self._writes += 1
+            if self.state is State.OPEN:
+                self.state = State.STREAMING  # before the write: from here on no status can be sent any more
+                await self._send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+            await self._send({"type": "http.response.body", "body": data, "more_body": not last})
         if last and self.state is State.STREAMING:
             self.state = State.COMPLETE
+
+    @contextlib.contextmanager
+    def kept_alive(self, period_s: float) -> Iterator[None]:
+        """Within the context, write a comment whenever the stream was silent for `period_s`: proxies cut silent ones.
+
+        The first comment starts the stream, so that a failure after it is an event and no status any more.
+        """
+        loop = asyncio.get_running_loop()
+        comment: asyncio.Task[None] | None = None
+        timer: asyncio.TimerHandle
+
+        def tick(writes_before: int) -> None:
+            nonlocal comment, timer
+            silent = self._writes == writes_before and not self._writing.locked()
+            if silent and self.state in (State.OPEN, State.STREAMING):
+                comment = loop.create_task(self.event(KEEP_ALIVE))
+            timer = loop.call_later(period_s, tick, self._writes + (1 if silent else 0))
+
+        timer = loop.call_later(period_s, tick, self._writes)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if comment is not None:
+                comment.cancel()
 
     async def fail(self, error: BaseException) -> int:
         """End with `error`, in the form that the state asks for.

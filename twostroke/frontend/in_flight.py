@@ -20,7 +20,7 @@ class InFlight:
 
     Args:
         executor: Told to abort what `fail_pending` ends.
-        limit: Requests at the same time at most.
+        limit: Prompts at the same time at most.
     """
 
     def __init__(self, executor: GenerationExecutor, limit: int) -> None:
@@ -31,23 +31,26 @@ class InFlight:
         self.stopping = False
 
     @contextlib.contextmanager
-    def slot(self) -> Iterator[None]:
-        """Hold one of the limited places for the time of a request.
+    def slot(self, places: int = 1) -> Iterator[None]:
+        """Hold so many of the limited places, one a prompt, for the time of a request.
 
         Raises:
             OverloadedError: The frontend stops (503).
-            ApiError: All places are taken (429).
+            ApiError: There are not so many left (429).
         """
         if self.stopping:
             raise OverloadedError(STOPPING)
-        if self._admitted >= self._limit:
-            message = f"{self._limit} requests are in flight already, which is the limit; try again soon"
+        if self._admitted + places > self._limit:
+            message = (
+                f"{self._admitted} prompts are in flight already and the limit is {self._limit}: "
+                f"no room for {places} more; try again soon"
+            )
             raise ApiError(Kind.OVER_LIMIT, message, code="too_many_requests")
-        self._admitted += 1
+        self._admitted += places
         try:
             yield
         finally:
-            self._admitted -= 1
+            self._admitted -= places
 
     @contextlib.contextmanager
     def tracked(self, result: GenerationResult) -> Iterator[None]:

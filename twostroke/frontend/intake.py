@@ -1,20 +1,23 @@
 """The half of reading a request that the generating endpoints share: from fields and a prompt to a submission."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.executor.base import GenerationExecutor, HealthState, ServedModel
 from twostroke.frontend.request_fields import (
     OutputLimit,
+    StreamUsage,
     check_model,
-    check_token_ids,
+    check_prompt,
     output_limit,
     refuse_unserved,
     sampling_params,
+    seed_of,
     stop_strings,
-    wants_usage,
+    stream_usage,
 )
 from twostroke.frontend.tokenizer import SamplingDefaults
-from twostroke.protocol.errors import InvalidRequestError, OverloadedError
+from twostroke.protocol.errors import OverloadedError
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.openai import SamplingFields
 from twostroke.protocol.requests import GenerationRequest
@@ -26,21 +29,19 @@ class Submission:
     """A request that was read and found right.
 
     Attributes:
-        request: For the executor.
+        requests: For the executor, one a choice of the answer; each has a prompt of its own.
         model: Served name.
-        prompt_tokens: Length of the prompt.
         stop: Stop strings.
         stream: Whether the client wants events.
-        include_usage: Whether the stream ends with the token counts.
+        usage: When a stream carries the token counts.
         return_token_ids: Whether the answer carries the ids of the output tokens.
     """
 
-    request: GenerationRequest
+    requests: tuple[GenerationRequest, ...]
     model: str
-    prompt_tokens: int
     stop: tuple[str, ...]
     stream: bool
-    include_usage: bool
+    usage: StreamUsage
     return_token_ids: bool
 
 
@@ -94,42 +95,49 @@ class Intake:
         check_model(fields.model, served_model(self._executor))
         refuse_unserved(fields)
         stop_strings(fields.stop)
-        wants_usage(fields)
+        stream_usage(fields)
 
     def submission(
-        self, fields: SamplingFields, prompt: Prompt, limit: OutputLimit, *, logprobs: int | None, deadline_s: float
+        self,
+        fields: SamplingFields,
+        prompts: Sequence[Prompt],
+        limit: OutputLimit,
+        *,
+        logprobs: int | None,
+        deadline_s: float,
     ) -> Submission:
         """The submission of a checked request.
 
         Args:
             fields: The request.
-            prompt: Its prompt.
-            limit: How long the output may be.
+            prompts: Its prompts, at least one.
+            limit: How long each output may be.
             logprobs: Alternatives to report at each token; None for no logprobs.
             deadline_s: The executor's time for it.
 
         Raises:
-            InvalidRequestError: The prompt is empty or does not fit, or a value is outside its range.
+            InvalidRequestError: A prompt is empty or does not fit, or a value is outside its range.
         """
         model = served_model(self._executor)
-        count = len(prompt.token_ids)
-        if not count:
-            raise InvalidRequestError(f"{prompt.field} must hold at least one token, not 0", prompt.field)
-        check_token_ids(prompt.token_ids, model, prompt.field)
-        max_tokens = output_limit(limit, count, model, prompt.field)
-        request = GenerationRequest(
-            key=SequenceKey(self._executor.draw_client_id()),
-            prompt_ids=pack_tokens(prompt.token_ids),
-            sampling=sampling_params(fields, max_tokens, logprobs, model, self._defaults),
-            cache_salt=fields.cache_salt or "",
-            deadline_s=deadline_s,
-        )
+        seed = seed_of(fields)
+        requests: list[GenerationRequest] = []
+        for prompt in prompts:
+            check_prompt(prompt.token_ids, model, prompt.field)
+            max_tokens = output_limit(limit, len(prompt.token_ids), model, prompt.field)
+            requests.append(
+                GenerationRequest(
+                    key=SequenceKey(self._executor.draw_client_id()),
+                    prompt_ids=pack_tokens(prompt.token_ids),
+                    sampling=sampling_params(fields, max_tokens, logprobs, model, defaults=self._defaults, seed=seed),
+                    cache_salt=fields.cache_salt or "",
+                    deadline_s=deadline_s,
+                )
+            )
         return Submission(
-            request=request,
+            requests=tuple(requests),
             model=model.name,
-            prompt_tokens=count,
             stop=stop_strings(fields.stop),
             stream=bool(fields.stream),
-            include_usage=wants_usage(fields),
+            usage=stream_usage(fields),
             return_token_ids=bool(fields.return_token_ids),
         )

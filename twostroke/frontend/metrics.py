@@ -38,7 +38,7 @@ class FrontendMetrics:
         self.output_tokens = Counter("twostroke_output_tokens", "Tokens made.", registry=registry)
         self.time_to_first_token = Histogram(
             "twostroke_time_to_first_token_seconds",
-            "From the arrival of a request to its first token.",
+            "From the arrival of a request to the first token of each of its sequences.",
             buckets=TTFT_BUCKETS_S,
             registry=registry,
         )
@@ -57,6 +57,37 @@ class FrontendMetrics:
         )
 
 
+class SequenceTimer:
+    """Measures the tokens of one sequence.
+
+    Args:
+        metrics: Where the measurements go.
+        arrived: When its request arrived, in seconds of the monotonic clock.
+    """
+
+    def __init__(self, metrics: FrontendMetrics, arrived: float) -> None:
+        self._metrics = metrics
+        self._arrived = arrived
+        self._last: float | None = None
+
+    def tokens(self, count: int) -> None:
+        """`count` tokens have arrived together."""
+        if not count:
+            return
+        now = time.monotonic()
+        if self._last is None:
+            self._metrics.time_to_first_token.observe(now - self._arrived)
+        else:
+            self._metrics.inter_token_latency.observe((now - self._last) / count)
+        self._last = now
+        self._metrics.output_tokens.inc(count)
+
+    def prompt(self, tokens: int, cached: int) -> None:
+        """The sequence is whole; its prompt had `tokens`, `cached` of them in the prefix cache."""
+        self._metrics.prompt_tokens.inc(tokens)
+        self._metrics.cached_tokens.inc(cached)
+
+
 class RequestTimer:
     """Measures one request.
 
@@ -68,29 +99,15 @@ class RequestTimer:
     def __init__(self, metrics: FrontendMetrics, endpoint: str) -> None:
         self._metrics = metrics
         self._endpoint = endpoint
-        self.arrived = time.monotonic()
-        self._last: float | None = None
+        self._arrived = time.monotonic()
         metrics.in_flight.inc()
 
-    def tokens(self, count: int) -> None:
-        """`count` tokens have arrived together."""
-        if not count:
-            return
-        now = time.monotonic()
-        if self._last is None:
-            self._metrics.time_to_first_token.observe(now - self.arrived)
-        else:
-            self._metrics.inter_token_latency.observe((now - self._last) / count)
-        self._last = now
-        self._metrics.output_tokens.inc(count)
-
-    def prompt(self, tokens: int, cached: int) -> None:
-        """The request was answered; its prompt had `tokens`, `cached` of them in the prefix cache."""
-        self._metrics.prompt_tokens.inc(tokens)
-        self._metrics.cached_tokens.inc(cached)
+    def sequence(self) -> SequenceTimer:
+        """The timer of one of its sequences."""
+        return SequenceTimer(self._metrics, self._arrived)
 
     def ended(self, status: int) -> None:
         """The request ended with HTTP `status`."""
         self._metrics.in_flight.dec()
         self._metrics.requests.labels(self._endpoint, str(status)).inc()
-        self._metrics.duration.labels(self._endpoint).observe(time.monotonic() - self.arrived)
+        self._metrics.duration.labels(self._endpoint).observe(time.monotonic() - self._arrived)

@@ -1,5 +1,6 @@
 """From the fields of an OpenAI request to sampling parameters; every refusal is an error that names its field."""
 
+import enum
 import re
 import secrets
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from twostroke.executor.base import ServedModel
 from twostroke.frontend.errors import ApiError, Kind
 from twostroke.frontend.tokenizer import SamplingDefaults
 from twostroke.protocol.errors import InvalidRequestError
-from twostroke.protocol.openai import INTERNAL, NULL, REFUSED, NotServed, SamplingFields
+from twostroke.protocol.openai import INTERNAL, NEVER_SERVED, NULL, REFUSED, NotServed, SamplingFields
 from twostroke.protocol.sampling import MAX_SEED, SamplingParams
 
 MAX_STOP_STRINGS = 16
@@ -21,6 +22,14 @@ _MISSING = re.compile(r"missing required field `(.+?)`")
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 B = TypeVar("B", bound=SamplingFields)
+
+
+class StreamUsage(enum.Enum):
+    """When a stream carries the token counts."""
+
+    NEVER = "never"
+    AT_THE_END = "at the end"
+    ALWAYS = "with every chunk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,8 @@ def refuse_unserved(body: NotServed) -> None:
         if name in INTERNAL:
             raise InvalidRequestError(f"{name} belongs to the cluster's own protocol; leave it out", name)
         if msgspec.json.decode(raw) not in REFUSED[name]:
-            raise InvalidRequestError(f"{name} is not supported yet; leave it out", name)
+            reason = NEVER_SERVED.get(name, "not supported yet; leave it out")
+            raise InvalidRequestError(f"{name} is {reason}", name)
 
 
 def check_model(given: str | None, model: ServedModel) -> None:
@@ -80,10 +90,17 @@ def check_model(given: str | None, model: ServedModel) -> None:
         raise ApiError(Kind.NOT_FOUND, message, "model", "model_not_found")
 
 
+def check_prompt(token_ids: list[int], model: ServedModel, field: str) -> None:
+    """Refuse an empty prompt, and token ids outside the vocabulary."""
+    if not token_ids:
+        raise InvalidRequestError(f"{field} must hold at least one token, not 0", field)
+    check_token_ids(token_ids, model, field)
+
+
 def check_token_ids(token_ids: list[int], model: ServedModel, field: str) -> None:
     """Refuse token ids outside the vocabulary."""
-    wrong = next((token for token in token_ids if not 0 <= token < model.vocab_size), None)
-    if wrong is not None:
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < model.vocab_size):
+        wrong = next(token for token in token_ids if not 0 <= token < model.vocab_size)
         message = f"{field}: token id {wrong} is not in the vocabulary of 0 to {model.vocab_size - 1}"
         raise InvalidRequestError(message, field)
 
@@ -100,17 +117,26 @@ def stop_strings(given: str | list[str] | None) -> tuple[str, ...]:
     return stops
 
 
-def wants_usage(body: SamplingFields) -> bool:
-    """Whether a stream ends with the token counts.
+def stream_usage(body: SamplingFields) -> StreamUsage:
+    """When a stream carries the token counts.
 
     Raises:
         InvalidRequestError: `stream_options` without a stream.
     """
-    if body.stream_options is None:
-        return False
+    options = body.stream_options
+    if options is None:
+        return StreamUsage.NEVER
     if not body.stream:
         raise InvalidRequestError("stream_options needs stream to be true", "stream_options")
-    return bool(body.stream_options.include_usage)
+    if not options.include_usage:
+        return StreamUsage.NEVER
+    return StreamUsage.ALWAYS if options.continuous_usage_stats else StreamUsage.AT_THE_END
+
+
+def seed_of(body: SamplingFields) -> int:
+    """The request's seed, or a drawn one, so that a retry repeats the same tokens."""
+    # Clients send any integer; equal seeds stay equal.
+    return secrets.randbelow(MAX_SEED + 1) if body.seed is None else body.seed & MAX_SEED
 
 
 def output_limit(limit: OutputLimit, prompt_tokens: int, model: ServedModel, prompt_field: str) -> int:
@@ -141,9 +167,15 @@ def output_limit(limit: OutputLimit, prompt_tokens: int, model: ServedModel, pro
 
 
 def sampling_params(
-    body: SamplingFields, max_tokens: int, logprobs: int | None, model: ServedModel, defaults: SamplingDefaults
+    body: SamplingFields,
+    max_tokens: int,
+    logprobs: int | None,
+    model: ServedModel,
+    *,
+    defaults: SamplingDefaults,
+    seed: int,
 ) -> SamplingParams:
-    """How tokens are chosen; a seed is drawn if the client gave none, so that a retry repeats the same tokens.
+    """How tokens are chosen.
 
     Raises:
         InvalidRequestError: A value is outside its range.
@@ -159,8 +191,7 @@ def sampling_params(
             # Both 0 and -1 say "all tokens" in common clients; more than the vocabulary says so too.
             top_k=0 if top_k == -1 else min(top_k, model.vocab_size),
             top_p=defaults.top_p if body.top_p is None else body.top_p,
-            # Clients send any integer; equal seeds stay equal.
-            seed=secrets.randbelow(MAX_SEED + 1) if body.seed is None else body.seed & MAX_SEED,
+            seed=seed,
             stop_token_ids=tuple(stop_token_ids),
             ignore_eos=bool(body.ignore_eos),
             logprobs=logprobs,

@@ -2,32 +2,34 @@
 
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from twostroke.frontend.intake import Submission
 from twostroke.frontend.output import Piece
+from twostroke.frontend.request_fields import StreamUsage
 from twostroke.protocol.openai import Usage
 
 
 class AnswerWriter(Protocol):
     """Writes one request's answer, in pieces or as a whole."""
 
-    def first(self) -> bytes:
-        """The event before the first piece; b"" if there is none."""
+    def first(self, index: int) -> bytes:
+        """The event before the first piece of choice `index`; b"" if there is none."""
         ...
 
-    def piece(self, piece: Piece) -> bytes:
-        """The event of one piece."""
+    def piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
+        """The event of one piece of choice `index`, with the counts so far if there are any."""
         ...
 
     def usage(self, usage: Usage) -> bytes:
         """The event of the token counts."""
         ...
 
-    def whole(self, answer: Piece, usage: Usage) -> bytes:
-        """The JSON body of an answer that is not streamed: all its pieces in one."""
+    def whole(self, answers: Sequence[Piece], usage: Usage) -> bytes:
+        """The JSON body of an answer that is not streamed: all pieces of each choice in one."""
         ...
 
 
@@ -63,27 +65,31 @@ def shown_ids(piece: Piece) -> list[int] | msgspec.UnsetType:
 class Envelope:
     """The parts of a chunk that are the same in all chunks of a stream, encoded once.
 
-    A chunk is `data: {HEAD,"choices":[CHOICE],TAIL}` with `usage: null` in the tail if the stream ends with counts.
+    A chunk is `data: {HEAD,"choices":[CHOICE],TAIL}`; the tail is `"usage": null` if the stream ends with counts.
 
     Args:
         id_prefix: `cmpl` or `chatcmpl`.
         kind: OpenAI's `object`.
         model: Served name.
-        include_usage: Whether the stream ends with counts.
+        usage: When the stream carries counts.
     """
 
-    def __init__(self, id_prefix: str, kind: str, model: str, *, include_usage: bool) -> None:
+    def __init__(self, id_prefix: str, kind: str, model: str, usage: StreamUsage) -> None:
         self.id = f"{id_prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.model = model
         head = msgspec.json.encode({"id": self.id, "object": kind, "created": self.created, "model": model})[:-1]
         self._head = b"data: " + head + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._tail = b"]}\n\n" if usage is StreamUsage.NEVER else b'],"usage":null}\n\n'
 
-    def chunk(self, choice: bytes) -> bytes:
-        """The event that carries one encoded choice."""
-        return self._head + choice + self._tail
+    def chunk(self, choice: bytes, usage: Usage | None = None) -> bytes:
+        """The event that carries one encoded choice, and perhaps the counts so far."""
+        return self._head + choice + (self._tail if usage is None else _counts(usage))
 
     def usage(self, usage: Usage) -> bytes:
         """The event that carries the counts; it has no choice."""
-        return self._head + b'],"usage":' + msgspec.json.encode(usage) + b"}\n\n"
+        return self._head + _counts(usage)
+
+
+def _counts(usage: Usage) -> bytes:
+    return b'],"usage":' + msgspec.json.encode(usage) + b"}\n\n"

@@ -100,6 +100,14 @@ class TextModel:
         """The token ids of a completion's prompt; long texts are encoded in a thread."""
         return await self._offload(len(text), functools.partial(self.encode, text, add_special_tokens=True))
 
+    async def encode_texts(self, texts: list[str]) -> list[list[int]]:
+        """The token ids of several prompts, encoded together."""
+
+        def encode() -> list[list[int]]:
+            return [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]
+
+        return await self._offload(sum(map(len, texts)), encode)
+
     async def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The token ids of the prompt for the assistant's next message.
 

@@ -49,6 +49,14 @@ REFUSED: Mapping[str, tuple[object, ...]] = MappingProxyType(
 )
 """Fields not served yet, each with the values that change nothing."""
 
+NEVER_SERVED: Mapping[str, str] = MappingProxyType(
+    {
+        "best_of": "not supported: every sequence that is made is also given back; ask for them with `n`",
+        "use_beam_search": "not supported: sequences are sampled; use `temperature`",
+    }
+)
+"""Why a field of `REFUSED` will not be served later either, as the end of a sentence."""
+
 INTERNAL = frozenset(
     {
         "context_phase_params",
@@ -105,9 +113,11 @@ class StreamOptions(msgspec.Struct):
 
     Attributes:
         include_usage: A last chunk with the token counts, and `usage: null` in all others.
+        continuous_usage_stats: With `include_usage`, the counts so far in all others instead of null (as vLLM does).
     """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class SamplingFields(NotServed, kw_only=True):
@@ -150,7 +160,7 @@ class CompletionBody(SamplingFields, kw_only=True):
     """The body of `POST /v1/completions`.
 
     Attributes:
-        prompt: A text, token ids, or a list that holds exactly one of either.
+        prompt: A text, token ids, or a list of texts or of lists of token ids: one choice for each of them.
         logprobs: The chosen token's logprob and those of the k likeliest tokens.
     """
 
