@@ -13,6 +13,7 @@ from tests.support.tiny_models import FAMILIES, VOCAB_SIZE, save_tiny_model
 from twostroke.engine.interfaces import SampledToken, SequenceSlice, StepPlan, StepResult
 from twostroke.engine.model_runner import ModelRunner
 from twostroke.protocol.config import Dtype, KVCacheConfig, ModelConfig
+from twostroke.protocol.prompt_logprobs import PromptTokenLogprobs
 from twostroke.protocol.sampling import SamplingParams
 
 BLOCK_SIZE = 4
@@ -87,6 +88,35 @@ def test_a_step_that_samples_nothing_returns_nothing(family: tuple[Path, ModelRu
     _, runner = family
     part = SequenceSlice(1, [3, 4, 5], 0, [0], False, GREEDY, 0)
     assert runner.run(StepPlan([part])) == StepResult([], [])
+
+
+def test_prompt_logprobs_match_the_library_in_any_chunks(family: tuple[Path, ModelRunner]) -> None:
+    """Two prompts in one batch, scored in chunks beside a decode: logprobs, ranks and likeliest tokens."""
+    folder, runner = family
+    library: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    params = SamplingParams(temperature=0.0, prompt_logprobs=3)
+    prompts = [_prompt(length, seed=length) for length in (23, 17)]
+    scores: dict[int, list[PromptTokenLogprobs]] = {0: [], 1: []}
+    decode = SequenceSlice(2, [7], 0, [40], True, GREEDY, 0)
+    for start, end in ((0, 1), (1, 12), (12, 17), (17, 23)):
+        slices = [
+            SequenceSlice(row, ids[start:end], start, range(row * 8, row * 8 + 8), end == len(ids), params, 0,
+                          prompt_targets=ids[start + 1 : end + 1])
+            for row, ids in enumerate(prompts) if start < len(ids)
+        ]  # fmt: skip
+        for part in runner.run(StepPlan([decode, *slices])).prompt_scores:
+            assert part.start == start
+            scores[part.request_id] += part.logprobs.unpack()
+    for row, ids in enumerate(prompts):
+        with torch.inference_mode():
+            raw = library(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
+        assert len(scores[row]) == len(ids) - 1
+        for position, token in enumerate(scores[row], 1):
+            expected = raw[position - 1]
+            assert token.chosen == pytest.approx(float(expected[ids[position]]), abs=1e-4)
+            assert token.top == pytest.approx(expected.topk(3).values.tolist(), abs=1e-4)
+            assert expected[list(token.top_ids)].tolist() == pytest.approx(token.top, abs=1e-4)
+            assert float(expected.sort(descending=True).values[token.rank - 1]) == pytest.approx(token.chosen, abs=1e-4)
 
 
 def test_bfloat16_runs_and_stays_near_float32(tmp_path: Path) -> None:

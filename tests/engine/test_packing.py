@@ -1,5 +1,7 @@
 """From step plans to flat arrays."""
 
+from dataclasses import replace
+
 from twostroke.engine.attention.contract import ChunkSpan
 from twostroke.engine.interfaces import SequenceSlice, StepPlan
 from twostroke.engine.packing import pack
@@ -26,6 +28,17 @@ def test_short_slices_go_first_and_results_keep_the_plans_order() -> None:
     assert step.kept.tolist() == [0, 14]
     assert step.sampled == [plan.slices[0], plan.slices[1]]
     assert step.scored == []
+
+
+def test_scored_tokens_come_after_the_sampled_ones() -> None:
+    """Of two chunks with targets, the first is packed last, but its rows of logits come first."""
+    scored = [
+        replace(_slice(list(range(20, 32)), start=0, blocks=[0, 1, 2], sample=True), prompt_targets=range(21, 32)),
+        replace(_slice([8, 9], start=4, blocks=[6, 7], sample=False), prompt_targets=[9, 10]),
+    ]
+    step = pack(StepPlan([_slice([7], start=5, blocks=[9, 3], sample=True), *scored]), block_size=4)
+    assert step.kept.tolist() == [0, 14, *range(3, 14), 1, 2]
+    assert step.scored == scored
 
 
 def _slice(token_ids: list[int], *, start: int, blocks: list[int], sample: bool) -> SequenceSlice:

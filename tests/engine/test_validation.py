@@ -60,6 +60,8 @@ REFUSED = [
     (make_request(1, [-1]), LIMITS, "prompt", "token id -1"),
     (make_request(1, [1], generated=[100]), LIMITS, "generated_ids", "token id 100"),
     (make_request(1, [1], stop_token_ids=(5, 100)), LIMITS, "stop_token_ids", "token id 100"),
+    (make_request(1, [1], logit_bias=((100, 1.0),)), LIMITS, "logit_bias", "token id 100"),
+    (make_request(1, [1], bad_words=((5,), (6, 100))), LIMITS, "bad_words", "token id 100"),
     (make_request(1, [1], generated=[2, 3], max_tokens=2), LIMITS, "generated_ids", "leave nothing to make"),
     (make_request(1, [1], phase=Phase.CONTEXT_ONLY), LIMITS, "phase", "aggregated worker does not run context_only"),
     (handed_over(make_request(1, [1]), [5], blocks=1), CONTEXT, "phase", "context worker does not run generation_only"),

@@ -22,6 +22,21 @@ from twostroke.protocol.worker import Role
         ("seed", -1),
         ("seed", 1 << 63),
         ("stop_token_ids", tuple(range(129))),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("frequency_penalty", float("nan")),
+        ("logit_bias", ((1, 100.5),)),
+        ("logit_bias", ((1, 1.0), (1, 2.0))),
+        ("logit_bias", tuple((token, 1.0) for token in range(1025))),
+        ("bad_words", ((),)),
+        ("bad_words", ((1,) * 257,)),
+        ("bad_words", ((1,),) * 257),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 21),
         ("logprobs", 21),
         ("logprobs", -1),
     ],
@@ -36,6 +51,15 @@ def test_min_tokens_may_not_exceed_max_tokens() -> None:
     """Both values are named."""
     with pytest.raises(ValueError, match=r"^min_tokens must be at most max_tokens \(3\), not 4"):
         SamplingParams(max_tokens=3, min_tokens=4)
+
+
+def test_penalties_are_known_by_their_neutral_values() -> None:
+    """Rows without any cost nothing."""
+    assert not SamplingParams(min_p=0.5, logit_bias=((1, 1.0),)).penalized
+    assert all(
+        SamplingParams(**{field: 0.5}).penalized  # type: ignore[arg-type]  # three fields of one type
+        for field in ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    )
 
 
 def test_temperature_zero_is_greedy() -> None:

@@ -16,13 +16,24 @@ LAYOUT = LayoutFingerprint("fake", "int64", 4, layers=1, kv_heads=1, head_dim=3)
 
 
 class SamplingFields(TypedDict, total=False):
-    """The fields of `SamplingParams` that the scheduler and the finish rules read."""
+    """The fields of `SamplingParams`."""
 
     max_tokens: int | None
     min_tokens: int
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     logprobs: int | None
+    prompt_logprobs: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    bad_words: tuple[tuple[int, ...], ...]
 
 
 def engine_config(

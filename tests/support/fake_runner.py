@@ -159,8 +159,10 @@ class FakeRunner:
         for position, token_id in enumerate(part.token_ids, part.start):
             parent, tag = tag, next_tag(tag, token_id, position)
             self.slots[self._slot(part, position)] = (position, parent, tag)
-        if not part.sample:
-            return None
+        return self.choose(part, tag) if part.sample else None
+
+    def choose(self, part: SequenceSlice, tag: int) -> SampledToken:
+        """The next token after the last one, which has `tag`."""
         token_id = choose_token(tag, self.vocab_size, part.forbidden_ids)
         logprobs = TokenLogprobs(-0.5, (token_id,), (-0.5,)) if part.sampling.logprobs is not None else None
         return SampledToken(part.request_id, token_id, logprobs)
