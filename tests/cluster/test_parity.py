@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from tests.support.cluster import running_cluster, running_server
-from tests.support.tiny_models import save_tiny_model
+from tests.support.tiny_models import FAMILIES, save_tiny_model
 from tests.support.tiny_tokenizer import VOCAB_SIZE, save_tiny_tokenizer
 from twostroke.protocol.config import Dtype, EngineConfig, KVCacheConfig, ModelConfig
 from twostroke.protocol.ids import SequenceKey
@@ -88,7 +88,11 @@ def _cases(folder: Path) -> list[Case]:
     return cases
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+ALWAYS = ("llama", "qwen3")
+OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in sorted(FAMILIES) if name not in ALWAYS]
+
+
+@pytest.fixture(scope="module", params=[*ALWAYS, *OTHERS])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     """A tiny random model with a tokenizer, and its reference answers."""
     folder = save_tiny_model(

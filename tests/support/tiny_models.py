@@ -55,23 +55,42 @@ def _mistral(**changes: Any) -> Any:
     return transformers.MistralConfig(**{**COMMON, "sliding_window": 11, **changes})
 
 
+def _gemma3(**changes: Any) -> Any:
+    own = {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    return transformers.Gemma3TextConfig(**{**COMMON, **own, **changes})
+
+
+def _phi3(**changes: Any) -> Any:
+    return transformers.Phi3Config(**{**COMMON, "sliding_window": 13, **changes})
+
+
+def _mixtral(**changes: Any) -> Any:
+    own = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return transformers.MixtralConfig(**{**COMMON, **own, **changes})
+
+
+def _qwen3_moe(**changes: Any) -> Any:
+    own = {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    return transformers.Qwen3MoeConfig(**{**COMMON, **own, **changes})
+
+
 FAMILIES: dict[str, Callable[..., Any]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "gemma2": _gemma2,
+    "gemma3": _gemma3,
     "mistral": _mistral,
+    "mixtral": _mixtral,
+    "phi3": _phi3,
+    "qwen3_moe": _qwen3_moe,
 }
 """Config makers by family; keyword arguments replace single settings."""
-
-
-_CLASSES: dict[str, Callable[[Any], Any]] = {
-    "llama": transformers.LlamaForCausalLM,
-    "qwen2": transformers.Qwen2ForCausalLM,
-    "qwen3": transformers.Qwen3ForCausalLM,
-    "gemma2": transformers.Gemma2ForCausalLM,
-    "mistral": transformers.MistralForCausalLM,
-}
 
 
 def save_tiny_model(
@@ -89,6 +108,6 @@ def save_tiny_model(
     config = FAMILIES[family](**changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: Any = _CLASSES[family](config)
+        model: Any = transformers.AutoModelForCausalLM.from_config(config)
     model.to(dtype).save_pretrained(folder)
     return folder
