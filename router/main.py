@@ -16,7 +16,6 @@ from router.admin import create_admin_app
 from router.executor import RouterExecutor
 from twostroke.executor.remote import RemoteExecutor, RemoteOptions
 from twostroke.frontend.app import FrontendOptions, create_app, in_flight_of
-from twostroke.frontend.auth import ApiKeys
 from twostroke.frontend.http_server import Site, bind, run_loop, serve
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.ipc.secret import load_secret
@@ -41,7 +40,7 @@ def run(config: ClusterConfig) -> int:
     if config.security.secret_file is None:
         raise ConfigError("security.secret_file: the router attaches to its workers with the cluster's secret; set it")
     secret = load_secret(config.security.secret_file)
-    text = TextModel.load(config.model.path)
+    text = TextModel.load(config.model.path, config.model.generation_config)
     with bind(config.router.host, config.router.port) as public, _bind_admin(config.router) as admin:
         run_loop(_serve(config, secret, text, public, admin))
     return 0
@@ -64,7 +63,7 @@ async def _serve(
     )
     stop = asyncio.Event()
     executor = RouterExecutor(config, client_ids, attach, registry, on_dead=stop.set)
-    app = create_app(executor, text, _options(config), registry)
+    app = create_app(executor, text, FrontendOptions.configured(config), registry)
     in_flight = in_flight_of(app)
     sites = Site(app, public), Site(create_admin_app(executor), admin)
     executor.start()
@@ -81,14 +80,6 @@ async def _serve(
         await executor.aclose()
     if executor.failure is not None:
         raise executor.failure
-
-
-def _options(config: ClusterConfig) -> FrontendOptions:
-    keys_file = config.security.api_keys_file
-    return FrontendOptions(
-        request_timeout_s=config.router.request_timeout_s,
-        api_keys=None if keys_file is None else ApiKeys.load(keys_file),
-    )
 
 
 async def _announce(executor: RouterExecutor, public: Site, admin: Site) -> None:

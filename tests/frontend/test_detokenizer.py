@@ -5,25 +5,13 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from tests.support.text_models import WORDS, byte_fallback_tokenizer
 from tests.support.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
-from twostroke.frontend.detokenizer import REPLACEMENT
+from twostroke.frontend.detokenizer import REPLACEMENT, Detokenizer
 from twostroke.frontend.tokenizer import TextModel
 
 BYTE_LEVEL = TextModel(tiny_tokenizer())
-
-
-def byte_fallback_tokenizer() -> Tokenizer:
-    """As SentencePiece models are converted: `▁` for spaces, byte tokens, a leading space stripped."""
-    words = ["<unk>", "▁hello", "▁world", "a", "é", "▁", "日"]
-    tokens = [*words, *(f"<0x{byte:02X}>" for byte in range(256))]
-    tokenizer = Tokenizer(models.BPE({token: n for n, token in enumerate(tokens)}, [], unk_token="<unk>"))  # noqa: S106 - a vocabulary entry
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
-    return tokenizer
 
 
 BYTE_FALLBACK = TextModel(byte_fallback_tokenizer())
@@ -51,7 +39,7 @@ def test_byte_level_streams_equal_one_decode(token_ids: list[int], cuts: list[in
 
 
 @given(
-    token_ids=st.lists(st.integers(0, 6 + 256 + 1), max_size=60),
+    token_ids=st.lists(st.integers(0, len(WORDS) + 256 + 1), max_size=60),
     cuts=st.lists(st.integers(0, 60), max_size=60),
 )
 def test_byte_fallback_streams_equal_one_decode(token_ids: list[int], cuts: list[int]) -> None:
@@ -89,16 +77,24 @@ def test_a_character_cut_off_at_the_end_shows_as_the_decoder_shows_it() -> None:
 
 def test_a_leading_space_is_kept_after_the_first_word() -> None:
     """The decoder strips one leading space of a text, not of each piece; special tokens in between change nothing."""
-    hello, world = 1, 2
-    special = 7 + 256
-    assert BYTE_FALLBACK.token(special) == "<s>"
+    special, hello, world = (WORDS.index(word) for word in ("<s>", "▁hello", "▁world"))
     assert stream(BYTE_FALLBACK, [[special], [hello], [special], [world]]) == ["", "hello", "", " world", ""]
 
 
 def test_a_long_run_of_special_tokens_is_not_decoded_again_and_again() -> None:
     """Benchmarks ignore the end-of-sequence token; the window must not grow with what has no text."""
-    detokenizer = BYTE_LEVEL.detokenizer()
+    detokenizer = Detokenizer(BYTE_LEVEL)
     detokenizer.push(BYTE_LEVEL.encode("ab", add_special_tokens=False))
     for _ in range(1000):
         assert detokenizer.push([0]) == ""
     assert len(detokenizer._window) <= 2
+
+
+def test_bytes_that_are_no_text_do_not_pile_up() -> None:
+    """A model may make wrong bytes for ever: all but the last, which may begin a character, leave as they come."""
+    detokenizer = Detokenizer(BYTE_LEVEL)
+    start = next(token for token in range(VOCAB_SIZE) if BYTE_LEVEL.token_bytes(token) == b"\xe2")
+    for _ in range(100):
+        detokenizer.push([start])
+        assert len(detokenizer._window) <= 3
+    assert detokenizer.finish() == REPLACEMENT

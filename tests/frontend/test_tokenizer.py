@@ -7,8 +7,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, save_tiny_tokenizer
-from twostroke.frontend.chat_template import ChatTemplate
-from twostroke.frontend.tokenizer import OFFLOAD_CHARS, SamplingDefaults, TextModel
+from twostroke.frontend.chat_template import ChatTemplate, Conversation
+from twostroke.frontend.tokenizer import OFFLOAD_CHARS, TextModel
+from twostroke.frontend.tokenizer_files import SamplingDefaults
 from twostroke.protocol.errors import InvalidRequestError, ModelError
 
 CHAT = [
@@ -44,7 +45,7 @@ async def test_chats_become_the_ids_that_transformers_makes(folder: Path, templa
         (folder / "chat_template.jinja").write_text(template)
     reference = AutoTokenizer.from_pretrained(folder)
     expected = reference.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
-    assert await TextModel.load(folder).encode_chat(CHAT) == expected
+    assert await TextModel.load(folder).encode_chat(Conversation(CHAT)) == expected
 
 
 async def test_long_texts_are_encoded_in_a_thread_to_the_same_ids(folder: Path) -> None:
@@ -89,7 +90,7 @@ def test_sampling_defaults_come_from_the_model(folder: Path) -> None:
 def test_a_template_that_fails_is_the_requests_error(template: str, words: str) -> None:
     """Its own words reach the client; the sandbox keeps it from Python's internals and from changing the messages."""
     with pytest.raises(InvalidRequestError, match=words) as caught:
-        ChatTemplate(template, {}).render([{"role": "user", "content": "x"}])
+        ChatTemplate(template, {}).render(Conversation([{"role": "user", "content": "x"}]))
     assert caught.value.param == "messages"
 
 

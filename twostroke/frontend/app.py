@@ -1,6 +1,7 @@
 """The OpenAI HTTP application over any executor.
 
 POST /v1/completions, /v1/chat/completions     generate
+POST /tokenize, /detokenize                    what the tokenizer makes of a text, and back
 GET  /v1/models                                what is served
 GET  /health                                   200 while the process lives and its executor is not dead
 GET  /ready                                    200 while requests can be taken
@@ -23,12 +24,15 @@ from twostroke.executor.base import GenerationExecutor, HealthState
 from twostroke.frontend.auth import ApiKeys, RequireApiKey
 from twostroke.frontend.chat import ChatSurface
 from twostroke.frontend.completions import CompletionSurface
+from twostroke.frontend.conversation import Conversations
 from twostroke.frontend.endpoint import GenerationEndpoint, Limits
 from twostroke.frontend.errors import ApiError, Kind, Problem, problem_of
 from twostroke.frontend.in_flight import InFlight
 from twostroke.frontend.intake import served_model
 from twostroke.frontend.metrics import FrontendMetrics
+from twostroke.frontend.tokenize import AnswerEndpoint, Tokenizing
 from twostroke.frontend.tokenizer import TextModel
+from twostroke.protocol.config import ClusterConfig
 from twostroke.protocol.errors import TwostrokeError
 from twostroke.protocol.openai import ErrorObject, Model, ModelList
 
@@ -42,6 +46,7 @@ class FrontendOptions:
         max_in_flight: Prompts at the same time at most; more get 429.
         max_body_bytes: Longer bodies get 413.
         keep_alive_s: A stream that is silent for so long gets a comment, so that no proxy takes it for dead.
+        allow_chat_template: Requests may bring a chat template of their own.
         api_keys: Who may use `/v1/...`; None lets everybody.
     """
 
@@ -49,7 +54,25 @@ class FrontendOptions:
     max_in_flight: int = 4096
     max_body_bytes: int = 8 << 20
     keep_alive_s: float = 15.0
+    allow_chat_template: bool = False
     api_keys: ApiKeys | None = None
+
+    @classmethod
+    def configured(cls, config: ClusterConfig) -> "FrontendOptions":
+        """The options that the configuration asks for.
+
+        Raises:
+            ConfigError: The file of API keys cannot be used.
+        """
+        keys_file = config.security.api_keys_file
+        return cls(
+            request_timeout_s=config.router.request_timeout_s,
+            max_in_flight=config.frontend.max_in_flight,
+            max_body_bytes=config.frontend.max_body_bytes,
+            keep_alive_s=config.frontend.keep_alive_s,
+            allow_chat_template=config.frontend.allow_chat_template,
+            api_keys=None if keys_file is None else ApiKeys.load(keys_file),
+        )
 
 
 def create_app(
@@ -66,15 +89,23 @@ def create_app(
     in_flight = InFlight(executor, options.max_in_flight)
     metrics = FrontendMetrics(registry)
     limits = Limits(options.max_body_bytes, options.request_timeout_s, options.keep_alive_s)
+    conversations = Conversations(allow_templates=options.allow_chat_template)
     completions, chat = (
         GenerationEndpoint(surface, executor, text, in_flight=in_flight, metrics=metrics, limits=limits)
-        for surface in (CompletionSurface(executor, text), ChatSurface(executor, text))
+        for surface in (CompletionSurface(executor, text), ChatSurface(executor, text, conversations))
+    )
+    tokenizing = Tokenizing(executor, text, conversations)
+    tokenize, detokenize = (
+        AnswerEndpoint(answer, in_flight, options.max_body_bytes)
+        for answer in (tokenizing.tokenize, tokenizing.detokenize)
     )
     probes = _Probes(executor, in_flight, registry)
     app = Starlette(
         routes=[
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
             Route("/v1/models", probes.models, methods=["GET"]),
             Route("/v1/models/{name:path}", probes.model, methods=["GET"]),
             Route("/health", probes.health, methods=["GET"]),

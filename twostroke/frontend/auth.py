@@ -10,7 +10,7 @@ from twostroke.frontend.errors import ApiError, Kind
 from twostroke.frontend.exchange import Exchange
 from twostroke.protocol.errors import ConfigError
 
-GUARDED = "/v1/"
+GUARDED = ("/v1/", "/tokenize", "/detokenize")
 """Probes and metrics need no key: they are for the cluster and say nothing of requests."""
 
 
@@ -54,7 +54,7 @@ class ApiKeys:
 
 
 class RequireApiKey:
-    """ASGI middleware: `/v1/...` needs a key.
+    """ASGI middleware: `/v1/...` and the tokenizer need a key.
 
     Args:
         app: The application behind.

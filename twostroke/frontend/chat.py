@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from twostroke.executor.base import GenerationExecutor
-from twostroke.frontend.chat_template import Message
+from twostroke.frontend.conversation import Conversations
 from twostroke.frontend.intake import Intake, Prompt, Submission
 from twostroke.frontend.output import Piece, ScoredToken
 from twostroke.frontend.request_fields import OutputLimit, StreamUsage, decode_body
@@ -13,15 +13,12 @@ from twostroke.frontend.surface import AnswerWriter, Envelope, shown_ids
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import InvalidRequestError
 from twostroke.protocol.openai import (
-    NULL,
     AssistantMessage,
     ChatBody,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
     ChatLogprobs,
-    ChatMessage,
-    ContentPart,
     Delta,
     TokenLogprob,
     TopLogprob,
@@ -38,11 +35,13 @@ class ChatSurface:
     Args:
         executor: Knows the model and draws client ids.
         text: Renders, tokenizes and names tokens.
+        conversations: Reads messages.
     """
 
     name = "chat"
 
-    def __init__(self, executor: GenerationExecutor, text: TextModel) -> None:
+    def __init__(self, executor: GenerationExecutor, text: TextModel, conversations: Conversations) -> None:
+        self._conversations = conversations
         self._intake = Intake(executor, text.defaults)
         self._text = text
 
@@ -51,7 +50,8 @@ class ChatSurface:
         fields = decode_body(_DECODER, body)
         self._intake.check(fields)
         logprobs = _logprobs(fields)
-        prompt = Prompt(await self._text.encode_chat(_messages(fields.messages)), "messages")
+        conversation = self._conversations.of(fields.messages, fields)
+        prompt = Prompt(await self._text.encode_chat(conversation), "messages")
         return self._intake.submission(fields, [prompt], _limit(fields), logprobs=logprobs, deadline_s=deadline_s)
 
     def writer(self, submission: Submission) -> AnswerWriter:
@@ -72,35 +72,6 @@ def _logprobs(fields: ChatBody) -> int | None:
     if fields.top_logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
     return None
-
-
-def _messages(messages: list[ChatMessage]) -> list[Message]:
-    """The messages as templates see them."""
-    if not messages:
-        raise InvalidRequestError("messages must hold at least one message, not 0", "messages")
-    return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
-
-
-def _message(message: ChatMessage, param: str) -> Message:
-    if message.tool_calls is not NULL and bytes(message.tool_calls) not in (b"null", b"[]"):
-        raise InvalidRequestError(f"{param}.tool_calls: tools are not supported yet", f"{param}.tool_calls")
-    content = message.content
-    if isinstance(content, list):
-        # Templates of text models expect one string.
-        content = "\n".join(_text_of(part, f"{param}.content[{number}]") for number, part in enumerate(content))
-    plain: dict[str, object] = {"role": message.role, "content": content if content is not None else ""}
-    if message.name is not None:
-        plain["name"] = message.name
-    if message.tool_call_id is not None:
-        plain["tool_call_id"] = message.tool_call_id
-    return plain
-
-
-def _text_of(part: ContentPart, param: str) -> str:
-    if part.type != "text" or part.text is None:
-        message = f"{param}: only parts of type `text` with a text are supported, not `{part.type}`"
-        raise InvalidRequestError(message, param)
-    return part.text
 
 
 class _Writer:

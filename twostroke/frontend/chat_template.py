@@ -6,8 +6,10 @@ without HTML escapes, loop controls, the `generation` block) behave as in `trans
 """
 
 import datetime as dt
+import functools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import jinja2
@@ -21,39 +23,105 @@ from twostroke.protocol.errors import InvalidRequestError, ModelError
 Message = Mapping[str, object]
 """One message as templates see it: `role`, `content`, and perhaps `name`."""
 
+COMPILED_TEMPLATES = 32
+"""Templates of requests that are kept compiled."""
+_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Marks the end of a message that is to be continued, while it is rendered; `transformers` uses the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a template renders.
+
+    Attributes:
+        messages: Oldest first, at least one.
+        add_generation_prompt: The prompt ends with the head of the assistant's next message.
+        continue_final_message: The prompt ends inside the last message, which the model continues.
+        documents: For templates of models that answer from documents.
+        variables: Further inputs of the template.
+        template: Rendered instead of the model's own.
+    """
+
+    messages: Sequence[Message]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    documents: Sequence[Mapping[str, object]] | None = None
+    variables: Mapping[str, object] = field(default_factory=dict)
+    template: str | None = None
+
+    @property
+    def size(self) -> int:
+        """About how many characters there are to render."""
+        return sum(len(str(message["content"])) for message in self.messages) + len(self.template or "")
+
 
 class ChatTemplate:
-    """One compiled template.
+    """A model's template, and the means to render another one in its place.
 
     Args:
-        source: Jinja source.
+        source: Jinja source; None for a model without a template.
         special_tokens: `bos_token`, `eos_token`, ... as templates name them.
 
     Raises:
         ModelError: The source is no valid template.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
+        self._environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._own = None if source is None else self._environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ModelError(f"the model's chat template is not valid: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self._compile = functools.lru_cache(COMPILED_TEMPLATES)(self._environment.from_string)
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt for the assistant's next message.
+    def render(self, conversation: Conversation) -> str:
+        """The prompt of `conversation`.
 
         Raises:
-            InvalidRequestError: The template refuses the messages (its own words), or fails on them.
+            InvalidRequestError: There is no template, or it refuses the messages (its own words) or fails on them.
         """
+        template = self._template(conversation.template)
+        messages = list(conversation.messages)
+        if conversation.continue_final_message:
+            messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{_CONTINUED}"}
+        inputs = {
+            **self._special_tokens,
+            **conversation.variables,
+            "messages": messages,
+            "tools": None,
+            "documents": conversation.documents,
+            "add_generation_prompt": conversation.add_generation_prompt,
+        }
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+            rendered = template.render(inputs)
         except jinja2.TemplateError as error:
-            raise InvalidRequestError(f"the model's chat template refuses the messages: {error}", "messages") from error
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            # Templates are programs: an unexpected shape of messages surfaces as any of these.
-            message = f"the model's chat template fails on the messages: {type(error).__name__}: {error}"
+            raise InvalidRequestError(f"the chat template refuses the messages: {error}", "messages") from error
+        except Exception as error:  # templates are programs: what they do not expect surfaces as anything
+            message = f"the chat template fails on the messages: {type(error).__name__}: {error}"
             raise InvalidRequestError(message, "messages") from error
+        return _up_to_continued(rendered) if conversation.continue_final_message else rendered
+
+    def _template(self, given: str | None) -> jinja2.Template:
+        if given is not None:
+            try:
+                return self._compile(given)
+            except (jinja2.TemplateError, RecursionError) as error:
+                message = f"chat_template is not valid: {error}"
+                raise InvalidRequestError(message, "chat_template") from error
+        if self._own is None:
+            raise InvalidRequestError("this model has no chat template; use /v1/completions", "messages")
+        return self._own
+
+
+def _up_to_continued(rendered: str) -> str:
+    """The prompt up to the end of the message that is continued; where the template trims, without the space there."""
+    end = rendered.rfind(_CONTINUED.strip())
+    if end < 0:
+        message = "the chat template drops the end of the last message, so that it cannot be continued"
+        raise InvalidRequestError(message, "continue_final_message")
+    whole = rendered.startswith(_CONTINUED, end)
+    return rendered[:end] if whole else rendered[:end].rstrip()
 
 
 class _GenerationBlock(jinja2.ext.Extension):

@@ -2,7 +2,8 @@
 
 A token may hold part of a character. Two kinds of tails are therefore held back until more tokens settle them:
 
-* text that ends with U+FFFD: the last bytes may be the start of a character (byte-level vocabularies);
+* a U+FFFD at the end of the text: its bytes may be the start of a character (byte-level vocabularies). Decoders put one
+  for each run of bytes that could begin a character, so the U+FFFDs before it are certain;
 * byte tokens such as `<0xE2>`: their decoder looks at a whole run of them, and one wrong byte turns all of the run into
   replacement characters.
 
@@ -34,6 +35,18 @@ class Vocabulary(Protocol):
         ...
 
 
+class TextStream(Protocol):
+    """Gives the text of one sequence's tokens as they come."""
+
+    def push(self, token_ids: list[int]) -> str:
+        """Take new tokens; returns the text that is certain now, "" if none is."""
+        ...
+
+    def finish(self) -> str:
+        """The text held back: nothing follows that could settle it."""
+        ...
+
+
 class Detokenizer:
     """Decodes one sequence incrementally.
 
@@ -56,13 +69,15 @@ class Detokenizer:
         if _is_byte(self._vocabulary, self._window[-1]):
             return ""
         text = self._vocabulary.decode(self._window)
-        if text.endswith(REPLACEMENT) or len(text) <= self._given:
+        open_end = text.endswith(REPLACEMENT)
+        certain = len(text) - open_end
+        if certain <= self._given:
             return ""
-        new = text[self._given :]
-        # The tokens decoded just now are enough context for the next ones.
+        new = text[self._given : certain]
+        # The tokens decoded just now are enough context for the next ones, and all of an open end is in them.
         self._window = self._window[self._context :]
         self._context = len(self._window)
-        self._given = len(self._vocabulary.decode(self._window))
+        self._given = len(self._vocabulary.decode(self._window)) - open_end
         return new
 
     def finish(self) -> str:

@@ -16,7 +16,7 @@ from twostroke.frontend.request_fields import (
     stop_strings,
     stream_usage,
 )
-from twostroke.frontend.tokenizer import SamplingDefaults
+from twostroke.frontend.tokenizer_files import SamplingDefaults
 from twostroke.protocol.errors import OverloadedError
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.openai import SamplingFields

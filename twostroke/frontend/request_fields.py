@@ -10,7 +10,7 @@ import msgspec
 
 from twostroke.executor.base import ServedModel
 from twostroke.frontend.errors import ApiError, Kind
-from twostroke.frontend.tokenizer import SamplingDefaults
+from twostroke.frontend.tokenizer_files import SamplingDefaults
 from twostroke.protocol.errors import InvalidRequestError
 from twostroke.protocol.openai import INTERNAL, NEVER_SERVED, NULL, REFUSED, NotServed, SamplingFields
 from twostroke.protocol.sampling import MAX_SEED, SamplingParams
@@ -21,7 +21,7 @@ MAX_STOP_CHARS = 512
 _MISSING = re.compile(r"missing required field `(.+?)`")
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
-B = TypeVar("B", bound=SamplingFields)
+B = TypeVar("B", bound=msgspec.Struct)
 
 
 class StreamUsage(enum.Enum):

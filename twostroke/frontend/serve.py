@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 
 from twostroke.executor.ipc import IpcExecutor
 from twostroke.frontend.app import FrontendOptions, create_app, in_flight_of
-from twostroke.frontend.auth import ApiKeys
 from twostroke.frontend.http_server import Site, bind, run_loop, serve
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.frontend.worker_metrics import WorkerCollector, WorkerSample
@@ -36,9 +35,8 @@ def run(config: ClusterConfig) -> int:
         ModelError: The model cannot be served.
         EngineDeadError: The worker world died.
     """
-    text = TextModel.load(config.model.path)
-    keys_file = config.security.api_keys_file
-    options = FrontendOptions(api_keys=None if keys_file is None else ApiKeys.load(keys_file))
+    text = TextModel.load(config.model.path, config.model.generation_config)
+    options = FrontendOptions.configured(config)
     with bind(config.aggregated.host, config.aggregated.port) as public:
         run_loop(_serve(config, text, options, public))
     return 0

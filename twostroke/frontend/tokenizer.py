@@ -1,24 +1,20 @@
-"""The text side of a model: tokenizer, chat template and sampling defaults, from its folder, without transformers.
-
-Read from the folder: `tokenizer.json` (needed), `tokenizer_config.json` and `special_tokens_map.json` (special tokens),
-`chat_template.jinja` or the template in `tokenizer_config.json`, and `generation_config.json` (sampling defaults).
-"""
+"""The text side of a model: text and conversations to token ids, and token ids to text, without transformers."""
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 from tokenizers import Tokenizer
 
-from twostroke.frontend.chat_template import ChatTemplate, Message
-from twostroke.frontend.detokenizer import Detokenizer
+from twostroke.frontend.chat_template import ChatTemplate, Conversation
+from twostroke.frontend.detokenizer import Detokenizer, TextStream
+from twostroke.frontend.space_cleanup import SpaceCleanup, clean_up_spaces
 from twostroke.frontend.token_bytes import TokenBytes
-from twostroke.protocol.errors import InvalidRequestError, ModelError
+from twostroke.frontend.tokenizer_files import SamplingDefaults, read_tokenizer_files
+from twostroke.protocol.config import UseDefaults
 
 OFFLOAD_CHARS = 4096
 """Texts longer than this (about 2 ms of work) are tokenized in a thread, so that the event loop goes on serving."""
@@ -27,22 +23,14 @@ TOKENIZING_THREADS = 2
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """What a request gets that does not say otherwise: the model's `generation_config.json`, else OpenAI's defaults."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-
-
 class TextModel:
     """Turns text and conversations into token ids, and token ids into text.
 
     Args:
         tokenizer: Encodes and decodes.
-        chat_template: None for a model without one (then chat requests are refused).
+        chat_template: Renders conversations; None for a model without a template.
         defaults: Sampling defaults.
+        clean_up_spaces: Decoded text loses the spaces before punctuation, as the model's configuration asks.
     """
 
     def __init__(
@@ -50,11 +38,14 @@ class TextModel:
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None = None,
         defaults: SamplingDefaults | None = None,
+        *,
+        clean_up_spaces: bool = False,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
+        self._chat_template = chat_template or ChatTemplate(None, {})
+        self._clean_up_spaces = clean_up_spaces
         self.defaults = defaults or SamplingDefaults()
         self._silent = frozenset(
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
@@ -64,25 +55,15 @@ class TextModel:
         self._threads = ThreadPoolExecutor(TOKENIZING_THREADS, thread_name_prefix="tokenize")
 
     @classmethod
-    def load(cls, path: str | Path) -> "TextModel":
-        """Read the model folder `path`.
+    def load(cls, path: str | Path, use_defaults: UseDefaults = UseDefaults.AUTO) -> "TextModel":
+        """Read the model folder `path`; see `read_tokenizer_files`.
 
         Raises:
             ModelError: The folder has no `tokenizer.json`, or a file in it cannot be read.
         """
-        folder = Path(path)
-        file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise ModelError(f"{folder} has no tokenizer.json; save the tokenizer in its fast form there")
-        try:
-            tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # the tokenizers library raises plain Exception
-            raise ModelError(f"{file} cannot be read: {error}") from error
-        config = _read(folder / "tokenizer_config.json", _TokenizerConfig)
-        tokens_map = _read(folder / "special_tokens_map.json", _SpecialTokens)
-        source = _template_source(folder, config)
-        template = ChatTemplate(source, {**tokens_map.given(), **config.given()}) if source is not None else None
-        return cls(tokenizer, template, _read(folder / "generation_config.json", _GenerationConfig).defaults())
+        files = read_tokenizer_files(Path(path), use_defaults)
+        template = ChatTemplate(files.chat_template, files.special_tokens)
+        return cls(files.tokenizer, template, files.defaults, clean_up_spaces=files.clean_up_spaces)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of `text`.
@@ -96,9 +77,10 @@ class TextModel:
         # Unlike `encode`, `encode_batch` releases the interpreter lock while it works; for short texts it costs more.
         return self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
-    async def encode_text(self, text: str) -> list[int]:
+    async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a completion's prompt; long texts are encoded in a thread."""
-        return await self._offload(len(text), functools.partial(self.encode, text, add_special_tokens=True))
+        encode = functools.partial(self.encode, text, add_special_tokens=add_special_tokens)
+        return await self._offload(len(text), encode)
 
     async def encode_texts(self, texts: list[str]) -> list[list[int]]:
         """The token ids of several prompts, encoded together."""
@@ -108,25 +90,37 @@ class TextModel:
 
         return await self._offload(sum(map(len, texts)), encode)
 
-    async def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The token ids of the prompt for the assistant's next message.
+    async def encode_chat(self, conversation: Conversation, *, add_special_tokens: bool = False) -> list[int]:
+        """The token ids of a rendered conversation.
 
         Raises:
-            InvalidRequestError: The model has no chat template, or the template refuses the messages.
+            InvalidRequestError: There is no chat template, or it refuses the messages.
         """
-        template = self._chat_template
-        if template is None:
-            raise InvalidRequestError("this model has no chat template; use /v1/completions", "messages")
-        prompt = template.render(messages)
-        return await self._offload(len(prompt), functools.partial(self.encode, prompt, add_special_tokens=False))
 
-    def detokenizer(self) -> Detokenizer:
+        def encode() -> list[int]:
+            return self.encode(self._chat_template.render(conversation), add_special_tokens=add_special_tokens)
+
+        return await self._offload(conversation.size, encode)
+
+    def detokenizer(self) -> TextStream:
         """A fresh incremental decoder for one sequence."""
-        return Detokenizer(self)
+        detokenizer = Detokenizer(self)
+        return SpaceCleanup(detokenizer) if self._clean_up_spaces else detokenizer
 
-    def decode(self, token_ids: list[int]) -> str:
-        """The text of `token_ids`, special tokens left out."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `token_ids` before spaces are cleaned up; ids beyond the vocabulary have none."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def whole_text(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `token_ids` as a client gets it."""
+        text = self.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return clean_up_spaces(text) if self._clean_up_spaces else text
+
+    async def decode_text(self, token_ids: list[int]) -> str:
+        """The text of `token_ids`, special tokens included; many are decoded in a thread."""
+        return await self._offload(
+            len(token_ids), functools.partial(self.whole_text, token_ids, skip_special_tokens=False)
+        )
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token; None for an unknown id."""
@@ -144,75 +138,3 @@ class TextModel:
         if length <= OFFLOAD_CHARS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-
-class _AddedToken(msgspec.Struct):
-    """A special token with its matching options; only its text matters here."""
-
-    content: str
-
-
-class _SpecialTokens(msgspec.Struct):
-    """The special tokens that templates may name."""
-
-    bos_token: str | _AddedToken | None = None
-    eos_token: str | _AddedToken | None = None
-    unk_token: str | _AddedToken | None = None
-    sep_token: str | _AddedToken | None = None
-    pad_token: str | _AddedToken | None = None
-    cls_token: str | _AddedToken | None = None
-    mask_token: str | _AddedToken | None = None
-
-    def given(self) -> dict[str, str]:
-        """Name and text of those that are set."""
-        tokens: dict[str, str] = {}
-        for name in _SpecialTokens.__struct_fields__:
-            token = getattr(self, name)
-            if token is not None:
-                tokens[name] = token if isinstance(token, str) else token.content
-        return tokens
-
-
-class _NamedTemplate(msgspec.Struct):
-    name: str
-    template: str
-
-
-class _TokenizerConfig(_SpecialTokens):
-    chat_template: str | list[_NamedTemplate] | None = None
-
-
-class _GenerationConfig(msgspec.Struct):
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-
-    def defaults(self) -> SamplingDefaults:
-        return SamplingDefaults(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=max(self.top_k or 0, 0),
-        )
-
-
-S = TypeVar("S", bound=msgspec.Struct)
-
-
-def _read(file: Path, kind: type[S]) -> S:
-    """The JSON file as `kind`; all defaults if there is no such file."""
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=kind)
-    except FileNotFoundError:
-        return kind()
-    except (OSError, msgspec.DecodeError) as error:
-        raise ModelError(f"{file} cannot be read: {error}") from error
-
-
-def _template_source(folder: Path, config: _TokenizerConfig) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    if isinstance(config.chat_template, list):
-        named = {entry.name: entry.template for entry in config.chat_template}
-        return named.get("default")
-    return config.chat_template

@@ -36,6 +36,13 @@ class Dtype(enum.StrEnum):
     FLOAT16 = "float16"
 
 
+class UseDefaults(enum.StrEnum):
+    """Whether the model's `generation_config.json` gives sampling defaults; its end-of-sequence ids always count."""
+
+    AUTO = "auto"
+    IGNORE = "ignore"
+
+
 class ModelConfig(Config, frozen=True):
     """Which model is served.
 
@@ -44,12 +51,14 @@ class ModelConfig(Config, frozen=True):
         served_name: Name in `/v1/models`; None takes the folder's name.
         dtype: Element type.
         max_model_len: Prompt and output tokens of a sequence at most; None takes the model's own limit.
+        generation_config: Whether requests that leave sampling fields out get the model's own defaults.
     """
 
     path: str = ""
     served_name: str | None = None
     dtype: Dtype = Dtype.AUTO
     max_model_len: PositiveInt | None = None
+    generation_config: UseDefaults = UseDefaults.AUTO
 
     @property
     def name(self) -> str:
@@ -89,7 +98,7 @@ class RouterConfig(Config, frozen=True):
         schedule: When the KV cache travels.
         max_attempts: How often a context phase is placed before the request fails.
         max_queued: Requests waiting for a worker at most; more are refused with 503.
-        request_timeout_s: A request that takes longer ends with 504.
+        request_timeout_s: A request that takes longer ends with 504, under `twostroke serve` too.
         suspect_after_s: A worker silent for so long gets no new work.
         dead_after_s: A worker silent for so long is dead.
     """
@@ -191,6 +200,23 @@ class EngineConfig(Config, frozen=True):
     transfer: TransferConfig = TransferConfig()
 
 
+class FrontendConfig(Config, frozen=True):
+    """How clients are served, by the router and by `twostroke serve` alike.
+
+    Attributes:
+        max_in_flight: Prompts being answered at most; more are refused with 429.
+        max_body_bytes: Length of a request's body at most; longer ones are refused with 413.
+        keep_alive_s: A stream that is silent for so long (a long prefill) gets a comment, so that no proxy cuts it.
+        allow_chat_template: Requests may bring a chat template of their own. Templates are programs: they run in a
+            sandbox, but may still use much time and memory.
+    """
+
+    max_in_flight: PositiveInt = 4096
+    max_body_bytes: PositiveInt = 8 << 20
+    keep_alive_s: PositiveFloat = 15.0
+    allow_chat_template: bool = False
+
+
 class WorkersConfig(Config, frozen=True):
     """Workers that the router attaches to, where it (or `up`) did not start them.
 
@@ -223,6 +249,7 @@ class ClusterConfig(Config, frozen=True):
     context: EngineConfig = EngineConfig()
     generation: EngineConfig = EngineConfig()
     aggregated: EngineConfig = EngineConfig(port=8000)
+    frontend: FrontendConfig = FrontendConfig()
     workers: WorkersConfig = WorkersConfig()
     security: SecurityConfig = SecurityConfig()
 

@@ -9,6 +9,7 @@ Null means "not given" everywhere, because clients send it so.
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -41,10 +42,6 @@ REFUSED: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "structured_outputs": (),
         "modalities": (["text"],),
         "audio": (),
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
-        "chat_template": (),
-        "chat_template_kwargs": ({},),
     }
 )
 """Fields not served yet, each with the values that change nothing."""
@@ -97,10 +94,6 @@ class NotServed(msgspec.Struct, kw_only=True):
     structured_outputs: msgspec.Raw = NULL
     modalities: msgspec.Raw = NULL
     audio: msgspec.Raw = NULL
-    add_generation_prompt: msgspec.Raw = NULL
-    continue_final_message: msgspec.Raw = NULL
-    chat_template: msgspec.Raw = NULL
-    chat_template_kwargs: msgspec.Raw = NULL
     context_phase_params: msgspec.Raw = NULL
     disaggregated_params: msgspec.Raw = NULL
     generated_ids: msgspec.Raw = NULL
@@ -183,7 +176,7 @@ class ChatMessage(msgspec.Struct, omit_defaults=True):
         content: Text, or text parts.
         name: Who speaks, for templates that use it.
         tool_calls: Not served yet.
-        tool_call_id: Not served yet.
+        tool_call_id: Which call a message of role `tool` answers, for templates that use it.
     """
 
     role: str
@@ -194,19 +187,82 @@ class ChatMessage(msgspec.Struct, omit_defaults=True):
 
 
 class ChatBody(SamplingFields, kw_only=True):
-    """The body of `POST /v1/chat/completions`.
+    """The body of `POST /v1/chat/completions`. The fields below `top_logprobs` are spelled as vLLM spells them.
 
     Attributes:
         messages: The conversation, oldest first.
         max_completion_tokens: OpenAI's newer name of `max_tokens`.
         logprobs: Whether to report logprobs.
         top_logprobs: How many alternatives to report at each token.
+        add_generation_prompt: The prompt ends with the head of the assistant's next message; given by default.
+        continue_final_message: The prompt ends inside the last message, which the model continues.
+        chat_template_kwargs: Further inputs of the model's template.
+        documents: For templates of models that answer from documents.
+        chat_template: Another template; the server must allow it.
     """
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """The body of `POST /tokenize`: a prompt or messages, and with messages the template's fields of `ChatBody`.
+
+    Attributes:
+        model: Served name.
+        prompt: A text.
+        messages: A conversation.
+        add_special_tokens: Add what the tokenizer adds around a text; by default for a prompt, and not for messages,
+            whose template has them.
+        return_token_strs: Also name the tokens.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+
+
+class Tokenized(msgspec.Struct):
+    """Answer of `/tokenize`.
+
+    Attributes:
+        count: Number of tokens.
+        max_model_len: How many the model's context holds.
+        tokens: Their ids.
+        token_strs: The vocabulary's spelling of each, if asked for.
+    """
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """The body of `POST /detokenize`."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class Detokenized(msgspec.Struct):
+    """Answer of `/detokenize`: the text, special tokens included."""
+
+    prompt: str
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
