@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from twostroke.executor.base import GenerationExecutor, Health, HealthState, ResultSink, ServedModel
 from twostroke.protocol.errors import AbortedError, EngineDeadError, OverloadedError, TwostrokeError
 from twostroke.protocol.ids import ClientIds, SequenceKey
+from twostroke.protocol.prompt_logprobs import PromptLogprobs
 from twostroke.protocol.requests import GenerationRequest
 from twostroke.protocol.responses import FinishReason, SequenceOutput, TokenLogprobs
-from twostroke.protocol.tokens import pack_tokens
+from twostroke.protocol.tokens import pack_tokens, unpack_tokens
 
 
 @dataclass(slots=True)
@@ -168,6 +169,7 @@ class FakeExecutor(GenerationExecutor):
                     finish_reason=reason,
                     stop_token_id=script.stop_token_id if reason is FinishReason.STOP else None,
                     cached_tokens=script.cached_tokens if number == 0 else None,
+                    prompt_logprobs=self._prompt_logprobs(play.request) if number == 0 else None,
                 )
             )
             play.sink.wake()
@@ -177,6 +179,20 @@ class FakeExecutor(GenerationExecutor):
         if script.error is not None:
             play.task = None
             self._end(play, script.error)
+
+    @staticmethod
+    def _prompt_logprobs(request: GenerationRequest) -> PromptLogprobs | None:
+        """Token t at position p has logprob -t/128 and rank p; the likeliest are 0, 1, ... with -0, -1/128, ..."""
+        wanted = request.sampling.prompt_logprobs
+        if wanted is None:
+            return None
+        token_ids = unpack_tokens(request.prompt_ids)[1:]
+        return PromptLogprobs.pack(
+            [-token / 128 for token in token_ids],
+            range(1, len(token_ids) + 1),
+            [range(wanted)] * len(token_ids),
+            [[-n / 128 for n in range(wanted)]] * len(token_ids),
+        )
 
     @staticmethod
     def _logprobs(tokens: list[int], wanted: int | None) -> tuple[TokenLogprobs, ...] | None:

@@ -9,7 +9,8 @@ from twostroke.frontend.conversation import Conversations
 from twostroke.frontend.intake import Intake, Prompt, Submission
 from twostroke.frontend.output import Piece, ScoredToken
 from twostroke.frontend.request_fields import OutputLimit, StreamUsage, decode_body
-from twostroke.frontend.surface import AnswerWriter, Envelope, shown_ids
+from twostroke.frontend.sampling_fields import WantedLogprobs
+from twostroke.frontend.surface import AnswerWriter, Envelope, shown_ids, shown_prompt_logprobs
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import InvalidRequestError
 from twostroke.protocol.openai import (
@@ -24,6 +25,8 @@ from twostroke.protocol.openai import (
     TopLogprob,
     Usage,
 )
+from twostroke.protocol.responses import TokenLogprobs
+from twostroke.protocol.sampling import MAX_LOGPROBS
 
 _DECODER = msgspec.json.Decoder(ChatBody)
 _ENCODER = msgspec.json.Encoder()
@@ -42,17 +45,19 @@ class ChatSurface:
 
     def __init__(self, executor: GenerationExecutor, text: TextModel, conversations: Conversations) -> None:
         self._conversations = conversations
-        self._intake = Intake(executor, text.defaults)
+        self._intake = Intake(executor, text)
         self._text = text
 
     async def read(self, body: bytes, deadline_s: float) -> Submission:
         """Read and check a request body; see `Surface`."""
         fields = decode_body(_DECODER, body)
         self._intake.check(fields)
-        logprobs = _logprobs(fields)
+        if fields.echo:
+            raise InvalidRequestError("echo is not supported in chats; use /v1/completions", "echo")
+        wanted = WantedLogprobs(_logprobs(fields), prompt=fields.prompt_logprobs)
         conversation = self._conversations.of(fields.messages, fields)
         prompt = Prompt(await self._text.encode_chat(conversation), "messages")
-        return self._intake.submission(fields, [prompt], _limit(fields), logprobs=logprobs, deadline_s=deadline_s)
+        return self._intake.submission(fields, [prompt], _limit(fields), wanted=wanted, deadline_s=deadline_s)
 
     def writer(self, submission: Submission) -> AnswerWriter:
         """A writer for the answer to `submission`."""
@@ -67,8 +72,11 @@ def _limit(fields: ChatBody) -> OutputLimit:
 
 def _logprobs(fields: ChatBody) -> int | None:
     """How many alternatives to report a token; None for no logprobs at all."""
+    count = fields.top_logprobs or 0
+    if not 0 <= count <= MAX_LOGPROBS:
+        raise InvalidRequestError(f"top_logprobs must be from 0 to {MAX_LOGPROBS}, not {count}", "top_logprobs")
     if fields.logprobs:
-        return fields.top_logprobs or 0
+        return count
     if fields.top_logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
     return None
@@ -96,8 +104,9 @@ class _Writer:
     def whole(self, answers: Sequence[Piece], usage: Usage) -> bytes:
         envelope = self._envelope
         choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+        prompt = shown_prompt_logprobs(answers[0], self._text)
         return _ENCODER.encode(
-            ChatCompletion(envelope.id, "chat.completion", envelope.created, envelope.model, choices, usage)
+            ChatCompletion(envelope.id, "chat.completion", envelope.created, envelope.model, choices, usage, prompt)
         )
 
     def _choice(self, index: int, answer: Piece) -> ChatChoice:
@@ -105,11 +114,12 @@ class _Writer:
         return ChatChoice(index, message, self._logprobs(answer.tokens), answer.finish_reason, shown_ids(answer))
 
     def _logprobs(self, tokens: list[ScoredToken]) -> ChatLogprobs | None:
-        return ChatLogprobs([self._token(token) for token in tokens]) if tokens else None
+        scored = [self._token(token.token_id, token.logprobs) for token in tokens if token.logprobs is not None]
+        return ChatLogprobs(scored) if scored else None
 
-    def _token(self, token: ScoredToken) -> TokenLogprob:
-        chosen = self._scored(token.token_id, token.logprobs.chosen)
-        top = [self._scored(*pair) for pair in zip(token.logprobs.top_ids, token.logprobs.top, strict=True)]
+    def _token(self, token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:
+        chosen = self._scored(token_id, logprobs.chosen)
+        top = [self._scored(*pair) for pair in zip(logprobs.top_ids, logprobs.top, strict=True)]
         return TokenLogprob(chosen.token, chosen.logprob, chosen.bytes, top)
 
     def _scored(self, token_id: int, logprob: float) -> TopLogprob:

@@ -37,9 +37,7 @@ class Choice:
     ) -> None:
         self.index = index
         self.prompt_tokens = token_count(result.request.prompt_ids)
-        self.output = OutputText(
-            text, submission.stop, result.request.sampling.min_tokens, keep_ids=submission.return_token_ids
-        )
+        self.output = OutputText(text, submission.outputs[index])
         self._result = result
         self._executor = executor
         self._timer = timer

@@ -1,6 +1,7 @@
 """The schema of `POST /v1/completions`."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import msgspec
 
@@ -8,10 +9,12 @@ from twostroke.executor.base import GenerationExecutor
 from twostroke.frontend.intake import Intake, Prompt, Submission
 from twostroke.frontend.output import Piece, ScoredToken
 from twostroke.frontend.request_fields import OutputLimit, StreamUsage, decode_body
-from twostroke.frontend.surface import AnswerWriter, Envelope, shown_ids
+from twostroke.frontend.sampling_fields import WantedLogprobs
+from twostroke.frontend.surface import AnswerWriter, Envelope, shown_ids, shown_prompt_logprobs
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import InvalidRequestError
 from twostroke.protocol.openai import Completion, CompletionBody, CompletionChoice, CompletionLogprobs, Usage
+from twostroke.protocol.responses import TokenLogprobs
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this endpoint."""
@@ -33,7 +36,7 @@ class CompletionSurface:
     name = "completions"
 
     def __init__(self, executor: GenerationExecutor, text: TextModel) -> None:
-        self._intake = Intake(executor, text.defaults)
+        self._intake = Intake(executor, text)
         self._text = text
 
     async def read(self, body: bytes, deadline_s: float) -> Submission:
@@ -41,8 +44,10 @@ class CompletionSurface:
         fields = decode_body(_DECODER, body)
         self._intake.check(fields)
         prompts = await self._prompts(fields.prompt)
-        limit = OutputLimit(fields.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS)
-        return self._intake.submission(fields, prompts, limit, logprobs=fields.logprobs, deadline_s=deadline_s)
+        echo = bool(fields.echo)
+        limit = OutputLimit(fields.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS, least=0 if echo else 1)
+        wanted = WantedLogprobs(fields.logprobs, fields.logprobs if echo else None, fields.prompt_logprobs)
+        return self._intake.submission(fields, prompts, limit, wanted=wanted, deadline_s=deadline_s, echo=echo)
 
     def writer(self, submission: Submission) -> AnswerWriter:
         """A writer for the answer to `submission`."""
@@ -51,7 +56,7 @@ class CompletionSurface:
     async def _prompts(self, given: str | list[str | int | list[int]]) -> list[Prompt]:
         """The prompts in any of OpenAI's four forms: text, texts, token ids, lists of token ids."""
         if isinstance(given, str):
-            return [Prompt(await self._text.encode_text(given), "prompt")]
+            return [Prompt(await self._text.encode_text(given), "prompt", given)]
         token_ids = [item for item in given if isinstance(item, int)]
         lists = [item for item in given if isinstance(item, list)]
         texts = [item for item in given if isinstance(item, str)]
@@ -63,7 +68,8 @@ class CompletionSurface:
         if len(given) > MAX_PROMPTS:
             raise InvalidRequestError(f"prompt must hold at most {MAX_PROMPTS} prompts, not {len(given)}", "prompt")
         encoded = await self._text.encode_texts(texts) if texts else lists
-        return [Prompt(ids, f"prompt[{number}]") for number, ids in enumerate(encoded)]
+        numbered = enumerate(zip_longest(encoded, texts))
+        return [Prompt(ids, f"prompt[{number}]", text) for number, (ids, text) in numbered]
 
 
 class _Writer:
@@ -91,19 +97,27 @@ class _Writer:
         )
 
     def _choice(self, index: int, piece: Piece) -> CompletionChoice:
-        logprobs = self._logprobs(piece.tokens)
-        return CompletionChoice(index, piece.text, logprobs, piece.finish_reason, shown_ids(piece))
+        return CompletionChoice(
+            index,
+            piece.text,
+            self._logprobs(piece.tokens),
+            piece.finish_reason,
+            shown_ids(piece),
+            shown_prompt_logprobs(piece, self._text),
+        )
 
     def _logprobs(self, tokens: list[ScoredToken]) -> CompletionLogprobs | None:
         if not tokens:
             return None
-        top = [dict(zip(map(self._spell, token.logprobs.top_ids), token.logprobs.top, strict=True)) for token in tokens]
         return CompletionLogprobs(
             tokens=[self._spell(token.token_id) for token in tokens],
-            token_logprobs=[token.logprobs.chosen for token in tokens],
-            top_logprobs=top,
+            token_logprobs=[token.logprobs.chosen if token.logprobs else None for token in tokens],
+            top_logprobs=[self._top(token.logprobs) if token.logprobs else None for token in tokens],
             text_offset=[token.offset for token in tokens],
         )
+
+    def _top(self, logprobs: TokenLogprobs) -> dict[str, float]:
+        return dict(zip(map(self._spell, logprobs.top_ids), logprobs.top, strict=True))
 
     def _spell(self, token_id: int) -> str:
         r"""The token's text; one that holds part of a character is spelled as OpenAI does, `bytes:\xe2\x82`."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.executor.base import GenerationExecutor, HealthState, ServedModel
+from twostroke.frontend.echo import make_echo
+from twostroke.frontend.output import OutputOptions
 from twostroke.frontend.request_fields import (
     OutputLimit,
     StreamUsage,
@@ -11,12 +13,13 @@ from twostroke.frontend.request_fields import (
     check_prompt,
     output_limit,
     refuse_unserved,
-    sampling_params,
-    seed_of,
     stop_strings,
     stream_usage,
 )
-from twostroke.frontend.tokenizer_files import SamplingDefaults
+from twostroke.frontend.sampling_fields import WantedLogprobs, check_prompt_logprobs, read_sampling, with_max_tokens
+from twostroke.frontend.tokenizer import TextModel
+from twostroke.frontend.tools.use import ToolUse
+from twostroke.protocol.constraint import Constraint
 from twostroke.protocol.errors import OverloadedError
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.openai import SamplingFields
@@ -30,19 +33,19 @@ class Submission:
 
     Attributes:
         requests: For the executor, one a choice of the answer; each has a prompt of its own.
+        outputs: How the output of each becomes text.
         model: Served name.
-        stop: Stop strings.
         stream: Whether the client wants events.
         usage: When a stream carries the token counts.
-        return_token_ids: Whether the answer carries the ids of the output tokens.
+        tools: How a chat uses tools; None if it uses none.
     """
 
     requests: tuple[GenerationRequest, ...]
+    outputs: tuple[OutputOptions, ...]
     model: str
-    stop: tuple[str, ...]
     stream: bool
     usage: StreamUsage
-    return_token_ids: bool
+    tools: ToolUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,12 @@ class Prompt:
     Attributes:
         token_ids: Its tokens.
         field: The request field that it came from.
+        text: What was tokenized; None if token ids were given.
     """
 
     token_ids: list[int]
     field: str
+    text: str | None = None
 
 
 def served_model(executor: GenerationExecutor) -> ServedModel:
@@ -76,12 +81,12 @@ class Intake:
 
     Args:
         executor: Knows the model and draws client ids.
-        defaults: The model's sampling defaults.
+        text: Knows the sampling defaults, and tokenizes bad words.
     """
 
-    def __init__(self, executor: GenerationExecutor, defaults: SamplingDefaults) -> None:
+    def __init__(self, executor: GenerationExecutor, text: TextModel) -> None:
         self._executor = executor
-        self._defaults = defaults
+        self._text = text
 
     def check(self, fields: SamplingFields) -> None:
         """What can be refused before the prompt is tokenized.
@@ -96,6 +101,7 @@ class Intake:
         refuse_unserved(fields)
         stop_strings(fields.stop)
         stream_usage(fields)
+        check_prompt_logprobs(fields)
 
     def submission(
         self,
@@ -103,8 +109,11 @@ class Intake:
         prompts: Sequence[Prompt],
         limit: OutputLimit,
         *,
-        logprobs: int | None,
+        wanted: WantedLogprobs,
         deadline_s: float,
+        echo: bool = False,
+        constraint: Constraint | None = None,
+        tools: ToolUse | None = None,
     ) -> Submission:
         """The submission of a checked request.
 
@@ -112,32 +121,58 @@ class Intake:
             fields: The request.
             prompts: Its prompts, at least one.
             limit: How long each output may be.
-            logprobs: Alternatives to report at each token; None for no logprobs.
+            wanted: Logprobs to report.
             deadline_s: The executor's time for it.
+            echo: The text of each answer begins with its prompt.
+            constraint: What each output must look like.
+            tools: How a chat uses tools.
 
         Raises:
             InvalidRequestError: A prompt is empty or does not fit, or a value is outside its range.
         """
         model = served_model(self._executor)
-        seed = seed_of(fields)
+        sampling = read_sampling(fields, wanted, model, self._text)
         requests: list[GenerationRequest] = []
+        outputs: list[OutputOptions] = []
         for prompt in prompts:
             check_prompt(prompt.token_ids, model, prompt.field)
             max_tokens = output_limit(limit, len(prompt.token_ids), model, prompt.field)
+            # An engine always makes a token; where none is asked for, it is not shown.
+            params = with_max_tokens(sampling, max(max_tokens, 1))
             requests.append(
                 GenerationRequest(
                     key=SequenceKey(self._executor.draw_client_id()),
                     prompt_ids=pack_tokens(prompt.token_ids),
-                    sampling=sampling_params(fields, max_tokens, logprobs, model, defaults=self._defaults, seed=seed),
+                    sampling=params,
+                    constraint=constraint,
                     cache_salt=fields.cache_salt or "",
                     deadline_s=deadline_s,
                 )
             )
+            options = self._output_options(fields, prompt, wanted, echo=echo, only_echo=max_tokens == 0)
+            outputs.append(options)
         return Submission(
             requests=tuple(requests),
+            outputs=tuple(outputs),
             model=model.name,
-            stop=stop_strings(fields.stop),
             stream=bool(fields.stream),
             usage=stream_usage(fields),
-            return_token_ids=bool(fields.return_token_ids),
+            tools=tools,
+        )
+
+    def _output_options(
+        self, fields: SamplingFields, prompt: Prompt, wanted: WantedLogprobs, *, echo: bool, only_echo: bool
+    ) -> OutputOptions:
+        begin = None
+        if echo:
+            begin = make_echo(self._text, prompt.token_ids, prompt.text, with_offsets=wanted.echo is not None)
+        return OutputOptions(
+            stop=stop_strings(fields.stop),
+            min_tokens=fields.min_tokens or 0,
+            include_stop=bool(fields.include_stop_str_in_output),
+            keep_ids=bool(fields.return_token_ids),
+            logprobs=wanted,
+            prompt_ids=prompt.token_ids,
+            echo=begin,
+            only_echo=only_echo,
         )

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from twostroke.frontend.echo import CONTEXT_TOKENS, Echo
+from twostroke.frontend.sampling_fields import NO_LOGPROBS, WantedLogprobs
 from twostroke.frontend.stop_strings import StopStrings
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import InternalRequestError
+from twostroke.protocol.prompt_logprobs import PromptLogprobs, PromptTokenLogprobs
 from twostroke.protocol.responses import FinishReason, SequenceOutput, TokenLogprobs
 from twostroke.protocol.tokens import unpack_tokens
 
@@ -15,14 +18,22 @@ class ScoredToken:
     """A token with its logprobs.
 
     Attributes:
-        token_id: The chosen token.
-        logprobs: Its logprob and the likeliest alternatives.
-        offset: Characters of output text that were certain before it.
+        token_id: The chosen token, or one of an echoed prompt.
+        logprobs: Its logprob and the likeliest alternatives; None for the first token of a prompt.
+        offset: Characters of text that were certain before it.
     """
 
     token_id: int
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None
     offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPromptToken:
+    """A token of the prompt, not the first, with its logprobs."""
+
+    token_id: int
+    logprobs: PromptTokenLogprobs
 
 
 @dataclass(slots=True)
@@ -34,12 +45,14 @@ class Piece:
         tokens: The tokens that arrived since the piece before, if logprobs were asked for.
         finish_reason: Set in the last piece.
         token_ids: Ids of the tokens that arrived since the piece before; None if they were not asked for.
+        prompt_logprobs: In the first piece, if asked for.
     """
 
     text: str = ""
     tokens: list[ScoredToken] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     token_ids: list[int] | None = None
+    prompt_logprobs: list[ScoredPromptToken] | None = None
 
     @property
     def empty(self) -> bool:
@@ -53,6 +66,33 @@ class Piece:
         self.finish_reason = piece.finish_reason
         if piece.token_ids is not None:
             self.token_ids = [*(self.token_ids or []), *piece.token_ids]
+        if piece.prompt_logprobs is not None:
+            self.prompt_logprobs = piece.prompt_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """How outputs become text.
+
+    Attributes:
+        stop: Stop strings; the output ends before the first one.
+        min_tokens: Stop strings within the first so many tokens do not count.
+        include_stop: What ends the output, a stop string or a stop token, is part of it.
+        keep_ids: Pieces carry the token ids too.
+        logprobs: How many alternatives are shown where.
+        prompt_ids: The prompt.
+        echo: The text begins with the prompt.
+        only_echo: And ends with it: what the engine makes is dropped.
+    """
+
+    stop: tuple[str, ...] = ()
+    min_tokens: int = 0
+    include_stop: bool = False
+    keep_ids: bool = False
+    logprobs: WantedLogprobs = NO_LOGPROBS
+    prompt_ids: Sequence[int] = ()
+    echo: Echo | None = None
+    only_echo: bool = False
 
 
 class OutputText:
@@ -63,18 +103,21 @@ class OutputText:
 
     Args:
         text: Decodes.
-        stop: Stop strings; the output ends before the first one.
-        min_tokens: Stop strings within the first so many tokens do not count.
-        keep_ids: Pieces carry the token ids too.
+        options: How.
     """
 
-    def __init__(self, text: TextModel, stop: tuple[str, ...], min_tokens: int, *, keep_ids: bool = False) -> None:
+    def __init__(self, text: TextModel, options: OutputOptions) -> None:
         self._detokenizer = text.detokenizer()
-        self._stops = StopStrings(stop)
-        self._step = 1 if stop else None
-        self._min_tokens = min_tokens
+        self._options = options
+        self._stops = StopStrings(options.stop, include=options.include_stop)
         self._scored: list[ScoredToken] = []
-        self._ids: list[int] | None = [] if keep_ids else None
+        self._ids: list[int] | None = [] if options.keep_ids else None
+        self._prompt_logprobs: list[ScoredPromptToken] | None = None
+        self._echo = options.echo
+        self._echoed = 0  # characters of the prompt that the detokenizer still gives
+        if options.echo is not None:
+            self._detokenizer.push(list(options.prompt_ids[-CONTEXT_TOKENS:]))
+            self._echoed = options.echo.held
         self._length = 0
         self.token_count = 0
         self.cached_tokens = 0
@@ -88,11 +131,11 @@ class OutputText:
             InternalRequestError: The sequence ended in a hand-over, which only a router may see.
         """
         text = "".join([self._add(output) for output in outputs if self.finish_reason is None])
-        self._length += len(text)
         if not text and self.finish_reason is None:
             return Piece()
-        piece = Piece(text, self._scored, self.finish_reason, self._ids)
+        piece = Piece(text, self._scored, self.finish_reason, self._ids, self._prompt_logprobs)
         self._scored = []
+        self._prompt_logprobs = None
         self._ids = None if self._ids is None else []
         return piece
 
@@ -101,45 +144,83 @@ class OutputText:
             raise InternalRequestError(f"sequence {output.key} was handed over, but nobody takes it on")
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
-        token_ids = unpack_tokens(output.token_ids)
-        text = self._decode(token_ids, output)
+        text = self._begin(output.prompt_logprobs)
+        self._length += len(text)
+        if self._options.only_echo:
+            self.finish_reason = FinishReason.LENGTH
+            return text
+        text += self._decode(unpack_tokens(output.token_ids), output)
         if self.finish_reason is None and output.finish_reason is not None:
             self.finish_reason = output.finish_reason
             text += self._finish()
         return text
 
+    def _begin(self, prompt_logprobs: PromptLogprobs | None) -> str:
+        """What comes before the first token: the echoed prompt, and its logprobs with it."""
+        echo, self._echo = self._echo, None
+        logprobs = [] if prompt_logprobs is None else prompt_logprobs.unpack()
+        wanted = self._options.logprobs
+        if prompt_logprobs is not None and wanted.prompt is not None:
+            shown = (_cut(one, wanted.prompt) for one in logprobs)
+            self._prompt_logprobs = list(map(ScoredPromptToken, self._options.prompt_ids[1:], shown))
+        if echo is None:
+            return ""
+        if wanted.echo is not None:
+            cut = (_cut(one, wanted.echo) for one in logprobs)
+            scores = [None, *(TokenLogprobs(one.chosen, one.top_ids, one.top) for one in cut)]
+            self._scored += map(ScoredToken, self._options.prompt_ids, scores, echo.offsets)
+        return echo.text
+
     def _decode(self, token_ids: list[int], output: SequenceOutput) -> str:
         """Decode up to a stop string: one token at a time, so that the count of tokens does not depend on batching."""
         silent_last = output.stop_token_id is not None and token_ids[-1:] == [output.stop_token_id]
-        step = self._step or max(len(token_ids), 1)
+        silent_last = silent_last and not self._options.include_stop
+        step = 1 if self._options.stop or output.logprobs is not None else max(len(token_ids), 1)
         text = ""
         for start in range(0, len(token_ids), step):
             new = token_ids[start : start + step]
-            self._score(new, start, output.logprobs, self._length + len(text))
+            self._score(new, start, output.logprobs)
             self.token_count += len(new)
             if self._ids is not None:
                 self._ids += new
             # A stop token ends the output and is not part of it, whether it is a special token or not.
             audible = new[:-1] if silent_last and start + step >= len(token_ids) else new
-            text += self._watch(self._detokenizer.push(audible))
+            text += self._watch(self._unechoed(self._detokenizer.push(audible)))
             if self.finish_reason is not None:
                 break
         return text
 
-    def _watch(self, text: str) -> str:
-        """`text` as far as it certainly comes before a stop string."""
-        if self.token_count <= self._min_tokens:
+    def _unechoed(self, text: str) -> str:
+        """`text` without the rest of an echoed prompt, which is out already."""
+        if not self._echoed:
             return text
-        certain, found = self._stops.push(text)
-        if found:
-            self.finish_reason = FinishReason.STOP
-            self.stopped_by_string = True
-        return certain
+        rest, self._echoed = text[self._echoed :], max(0, self._echoed - len(text))
+        return rest
+
+    def _watch(self, text: str) -> str:
+        """`text` as far as it certainly comes before the end."""
+        if self.token_count > self._options.min_tokens:
+            text, found = self._stops.push(text)
+            if found:
+                self.finish_reason = FinishReason.STOP
+                self.stopped_by_string = True
+        self._length += len(text)
+        return text
 
     def _finish(self) -> str:
         """What was held back; the very last characters may still complete a stop string."""
-        return self._watch(self._detokenizer.finish()) + ("" if self.stopped_by_string else self._stops.finish())
+        text = self._watch(self._unechoed(self._detokenizer.finish()))
+        return text if self.stopped_by_string else text + self._stops.finish()
 
-    def _score(self, token_ids: list[int], start: int, logprobs: tuple[TokenLogprobs, ...] | None, offset: int) -> None:
+    def _score(self, token_ids: list[int], start: int, logprobs: tuple[TokenLogprobs, ...] | None) -> None:
         if logprobs is not None:
-            self._scored += [ScoredToken(token_id, logprobs[start + n], offset) for n, token_id in enumerate(token_ids)]
+            self._scored += [
+                ScoredToken(token_id, logprobs[start + n], self._length) for n, token_id in enumerate(token_ids)
+            ]
+
+
+def _cut(logprobs: PromptTokenLogprobs, count: int) -> PromptTokenLogprobs:
+    """The `count` likeliest: the engine was asked for enough for all who show some."""
+    if len(logprobs.top_ids) <= count:
+        return logprobs
+    return PromptTokenLogprobs(logprobs.chosen, logprobs.rank, logprobs.top_ids[:count], logprobs.top[:count])

@@ -1,4 +1,4 @@
-"""From the fields of an OpenAI request to sampling parameters; every refusal is an error that names its field."""
+"""Reads the fields of an OpenAI request; every refusal is an error that names its field."""
 
 import enum
 import re
@@ -10,10 +10,9 @@ import msgspec
 
 from twostroke.executor.base import ServedModel
 from twostroke.frontend.errors import ApiError, Kind
-from twostroke.frontend.tokenizer_files import SamplingDefaults
 from twostroke.protocol.errors import InvalidRequestError
 from twostroke.protocol.openai import INTERNAL, NEVER_SERVED, NULL, REFUSED, NotServed, SamplingFields
-from twostroke.protocol.sampling import MAX_SEED, SamplingParams
+from twostroke.protocol.sampling import MAX_SEED
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 512
@@ -40,11 +39,13 @@ class OutputLimit:
         given: What the client asks for, if it does.
         field: The field that it used.
         default: What it gets otherwise; None for all that the context leaves.
+        least: What it may ask for at least; 0 where the answer holds something else.
     """
 
     given: int | None
     field: str
     default: int | None
+    least: int = 1
 
 
 def decode_body(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
@@ -58,7 +59,7 @@ def decode_body(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
     except msgspec.ValidationError as error:
         message = str(error)
         missing, path = _MISSING.search(message), _PATH.search(message)
-        parts = [path[1] if path else "", missing[1] if missing else ""]
+        parts = [path[1].removesuffix("[...]") if path else "", missing[1] if missing else ""]
         param = ".".join(part for part in parts if part) or None
         problem = _PATH.sub("", message)
         raise InvalidRequestError(f"{param}: {problem}" if param else problem, param) from None
@@ -161,41 +162,6 @@ def output_limit(limit: OutputLimit, prompt_tokens: int, model: ServedModel, pro
             f"ask for at most {room} or shorten the prompt"
         )
         raise InvalidRequestError(message, limit.field)
-    if limit.given < 1:
-        raise InvalidRequestError(f"{limit.field} must be at least 1, not {limit.given}", limit.field)
+    if limit.given < limit.least:
+        raise InvalidRequestError(f"{limit.field} must be at least {limit.least}, not {limit.given}", limit.field)
     return limit.given
-
-
-def sampling_params(
-    body: SamplingFields,
-    max_tokens: int,
-    logprobs: int | None,
-    model: ServedModel,
-    *,
-    defaults: SamplingDefaults,
-    seed: int,
-) -> SamplingParams:
-    """How tokens are chosen.
-
-    Raises:
-        InvalidRequestError: A value is outside its range.
-    """
-    stop_token_ids = body.stop_token_ids or []
-    check_token_ids(stop_token_ids, model, "stop_token_ids")
-    top_k = defaults.top_k if body.top_k is None else body.top_k
-    try:
-        return SamplingParams(
-            max_tokens=max_tokens,
-            min_tokens=body.min_tokens or 0,
-            temperature=defaults.temperature if body.temperature is None else body.temperature,
-            # Both 0 and -1 say "all tokens" in common clients; more than the vocabulary says so too.
-            top_k=0 if top_k == -1 else min(top_k, model.vocab_size),
-            top_p=defaults.top_p if body.top_p is None else body.top_p,
-            seed=seed,
-            stop_token_ids=tuple(stop_token_ids),
-            ignore_eos=bool(body.ignore_eos),
-            logprobs=logprobs,
-        )
-    except ValueError as error:
-        message = str(error)
-        raise InvalidRequestError(message, message.partition(" ")[0]) from None

@@ -11,10 +11,12 @@ class StopStrings:
 
     Args:
         stops: Texts that end the sequence; none of them empty.
+        include: The stop string that was found is part of the text.
     """
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], *, include: bool = False) -> None:
         self._stops = stops
+        self._include = include
         self._longest = max(map(len, stops), default=0)
         self._held = ""
 
@@ -23,15 +25,16 @@ class StopStrings:
 
         Returns:
             The text that is certain to be before any stop string, and whether one was found. After that the sequence
-            has ended; the stop string and what follows it are dropped.
+            has ended; what follows the stop string is dropped, and unless it is included, it itself.
         """
         if not self._stops:
             return text, False
         text = self._held + text
-        start = self._find(text)
-        if start is not None:
+        found = self._find(text)
+        if found is not None:
             self._held = ""
-            return text[:start], True
+            start, end = found
+            return text[: end if self._include else start], True
         certain = len(text) - self._possible_start(text)
         self._held = text[certain:]
         return text[:certain], False
@@ -41,11 +44,14 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _find(self, text: str) -> int | None:
-        """Where the stop string that ends first starts."""
+    def _find(self, text: str) -> tuple[int, int] | None:
+        """Where the stop string that ends first starts and ends."""
         starts = ((text.find(stop), stop) for stop in self._stops)
         matches = [(start + len(stop), start) for start, stop in starts if start >= 0]
-        return min(matches)[1] if matches else None
+        if not matches:
+            return None
+        end, start = min(matches)
+        return start, end
 
     def _possible_start(self, text: str) -> int:
         """Length of the longest end of `text` that some stop string begins with."""

@@ -10,7 +10,8 @@ import msgspec
 from twostroke.frontend.intake import Submission
 from twostroke.frontend.output import Piece
 from twostroke.frontend.request_fields import StreamUsage
-from twostroke.protocol.openai import Usage
+from twostroke.frontend.tokenizer import TextModel
+from twostroke.protocol.openai import PromptLogprob, PromptLogprobsField, Usage
 
 
 class AnswerWriter(Protocol):
@@ -60,6 +61,23 @@ class Surface(Protocol):
 def shown_ids(piece: Piece) -> list[int] | msgspec.UnsetType:
     """The `token_ids` of a choice: only there if the request asked for them."""
     return msgspec.UNSET if piece.token_ids is None else piece.token_ids
+
+
+def shown_prompt_logprobs(piece: Piece, text: TextModel) -> PromptLogprobsField:
+    """The `prompt_logprobs` of an answer: only there if the request asked for them."""
+    if piece.prompt_logprobs is None:
+        return msgspec.UNSET
+
+    def shown(token_id: int, logprob: float, rank: int) -> PromptLogprob:
+        return PromptLogprob(logprob, rank, text.token_bytes(token_id).decode(errors="replace"))
+
+    positions: list[dict[str, PromptLogprob] | None] = [None]
+    for token in piece.prompt_logprobs:
+        its = token.logprobs
+        own = {str(token.token_id): shown(token.token_id, its.chosen, its.rank)}
+        likeliest = enumerate(zip(its.top_ids, its.top, strict=True), 1)
+        positions.append({str(token_id): shown(token_id, top, rank) for rank, (token_id, top) in likeliest} | own)
+    return positions
 
 
 class Envelope:

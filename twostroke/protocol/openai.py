@@ -19,15 +19,6 @@ REFUSED: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "n": (1,),
         "best_of": (1,),
-        "presence_penalty": (0,),
-        "frequency_penalty": (0,),
-        "repetition_penalty": (1,),
-        "min_p": (0,),
-        "logit_bias": ({},),
-        "bad_words": ([],),
-        "include_stop_str_in_output": (False,),
-        "prompt_logprobs": (0, False),
-        "echo": (False,),
         "suffix": ("",),
         "use_beam_search": (False,),
         "tools": ([],),
@@ -71,15 +62,6 @@ class NotServed(msgspec.Struct, kw_only=True):
 
     n: msgspec.Raw = NULL
     best_of: msgspec.Raw = NULL
-    presence_penalty: msgspec.Raw = NULL
-    frequency_penalty: msgspec.Raw = NULL
-    repetition_penalty: msgspec.Raw = NULL
-    min_p: msgspec.Raw = NULL
-    logit_bias: msgspec.Raw = NULL
-    bad_words: msgspec.Raw = NULL
-    include_stop_str_in_output: msgspec.Raw = NULL
-    prompt_logprobs: msgspec.Raw = NULL
-    echo: msgspec.Raw = NULL
     suffix: msgspec.Raw = NULL
     use_beam_search: msgspec.Raw = NULL
     tools: msgspec.Raw = NULL
@@ -124,11 +106,19 @@ class SamplingFields(NotServed, kw_only=True):
         temperature: 0 is greedy.
         top_p: Nucleus sampling.
         stop: Text, or up to `MAX_STOP_STRINGS` texts, that end the output and are not part of it.
+        presence_penalty: Makes tokens that are in the output less likely, -2 to 2.
+        frequency_penalty: Likewise for each time that they are in it.
+        logit_bias: Token id (as text, since JSON has no other keys) and what is added to its logit, -100 to 100.
         seed: Same seed, same output.
         top_k: Keep the k likeliest tokens; 0 and -1 keep all.
+        min_p: Keep tokens that are at least this share as likely as the likeliest.
+        repetition_penalty: Above 1 makes tokens of prompt and output less likely.
+        bad_words: Texts that the output must not hold, at the start of a word or inside one.
+        include_stop_str_in_output: The stop text or token that ends the output is part of it.
         min_tokens: Output length at least.
         ignore_eos: The model's end-of-sequence tokens do not end the output.
         stop_token_ids: Further tokens that end the output.
+        prompt_logprobs: The logprob of each prompt token and those of the k likeliest tokens there; not in a stream.
         cache_salt: Separates the prefix cache of whoever shares the salt from all others.
         return_token_ids: Each choice also carries the ids of its output tokens, `token_ids`.
     """
@@ -140,11 +130,19 @@ class SamplingFields(NotServed, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     seed: int | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
 
@@ -155,10 +153,12 @@ class CompletionBody(SamplingFields, kw_only=True):
     Attributes:
         prompt: A text, token ids, or a list of texts or of lists of token ids: one choice for each of them.
         logprobs: The chosen token's logprob and those of the k likeliest tokens.
+        echo: The answer begins with the prompt, with its logprobs if there are any. `max_tokens` may then be 0.
     """
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
+    echo: bool | None = None
 
 
 class ContentPart(msgspec.Struct):
@@ -187,13 +187,14 @@ class ChatMessage(msgspec.Struct, omit_defaults=True):
 
 
 class ChatBody(SamplingFields, kw_only=True):
-    """The body of `POST /v1/chat/completions`. The fields below `top_logprobs` are spelled as vLLM spells them.
+    """The body of `POST /v1/chat/completions`. The fields from `echo` on are spelled as vLLM spells them.
 
     Attributes:
         messages: The conversation, oldest first.
         max_completion_tokens: OpenAI's newer name of `max_tokens`.
         logprobs: Whether to report logprobs.
         top_logprobs: How many alternatives to report at each token.
+        echo: Only false is served.
         add_generation_prompt: The prompt ends with the head of the assistant's next message; given by default.
         continue_final_message: The prompt ends inside the last message, which the model continues.
         chat_template_kwargs: Further inputs of the model's template.
@@ -205,6 +206,7 @@ class ChatBody(SamplingFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -290,25 +292,38 @@ class CompletionLogprobs(msgspec.Struct):
 
     Attributes:
         tokens: Text of each token.
-        token_logprobs: Its logprob.
-        top_logprobs: The likeliest tokens and their logprobs.
-        text_offset: Where the token begins in the output text, in characters.
+        token_logprobs: Its logprob; null for the first token of an echoed prompt, before which nothing comes.
+        top_logprobs: The likeliest tokens and their logprobs; likewise.
+        text_offset: Where the token begins in the text, in characters.
     """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
+class PromptLogprob(msgspec.Struct):
+    """A token at one position of a prompt; its rank is 1 if no token was likelier there."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobsField = list[dict[str, PromptLogprob] | None] | msgspec.UnsetType
+"""As vLLM gives them: by token id, the prompt's own token and the likeliest ones; null for the first token."""
+
+
 class CompletionChoice(msgspec.Struct):
-    """One text, or one piece of it. `token_ids` stands in it if the request asked for them."""
+    """One text, or one piece of it. `token_ids` and `prompt_logprobs` stand in it if the request asked for them."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobsField = msgspec.UNSET
 
 
 class Completion(msgspec.Struct):
@@ -365,7 +380,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct):
-    """Answer of `/v1/chat/completions`, not streamed."""
+    """Answer of `/v1/chat/completions`, not streamed. `prompt_logprobs` stands in it if the request asked for them."""
 
     id: str
     object: str
@@ -373,6 +388,7 @@ class ChatCompletion(msgspec.Struct):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobsField = msgspec.UNSET
 
 
 class Delta(msgspec.Struct, omit_defaults=True):
