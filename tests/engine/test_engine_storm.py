@@ -1,9 +1,10 @@
 """Random storms over a context and a generation engine: everything that may happen, in any order.
 
 Each storm plays the router, both role parts and the transfers. Requests come, run, are handed over, aborted or
-overtaken by their deadline; transfers land, fail, or fail without proof that the peer stopped, and then go on writing
-into the quarantined blocks. The blocks of both engines are recounted after every step, the runners check every slot
-that they read, every leg has exactly one final event, and every token is the one that the sequence has alone.
+overtaken by their deadline, whole or one index of several; transfers land, fail, or fail without proof that the peer
+stopped, and then go on writing into the quarantined blocks. The blocks of both engines are recounted after every step,
+the runners check every slot that they read, every leg has exactly one final event, and every token is the one that the
+sequence has alone.
 """
 
 import random
@@ -49,7 +50,8 @@ class Worker:
             self.engine.add(request)
         except (OverloadedError, InvalidRequestError):
             return
-        self.legs[request.key] = Leg(request)
+        for one in request.sequences():
+            self.legs[one.key] = Leg(one)
 
     def step(self) -> None:
         """One engine step, recounted; offsets join up and nothing follows a final event."""
@@ -114,15 +116,18 @@ class Storm:
             stop_token_ids=rng.choice([(), (rng.randrange(VOCAB),)]),
             ignore_eos=rng.random() < 0.3,
             deadline_s=rng.choice([None, None, rng.uniform(1, 60)]),
+            n=rng.choice([1, 1, rng.randint(2, 4)]),
+            seed=rng.randrange(1000),
         )
         self.next_client += 1
         worker.add(request)
 
     def abort(self) -> None:
-        """Any request that ever was, at both workers."""
+        """Any request that ever was, or one index of it, at both workers."""
         client_id = self.rng.randrange(1, self.next_client + 1)
+        index = self.rng.choice([None, 0, 1, 2])
         for worker in (self.context, self.generation):
-            worker.engine.abort(client_id)
+            worker.engine.abort(client_id, index)
 
     def run_context(self) -> None:
         """One step, then what the context role part and the router do with the hand-overs."""
@@ -232,7 +237,7 @@ def check_leg(leg: Leg, stats: dict[str, int]) -> None:
     sampling = leg.request.sampling
     ending = (*(() if sampling.ignore_eos else (EOS,)), *sampling.stop_token_ids)
     prompt, generated = unpack_tokens(leg.request.prompt_ids), unpack_tokens(leg.request.generated_ids)
-    whole = expected_output(prompt, sampling.max_tokens or 0, VOCAB, ending, sampling.min_tokens)
+    whole = expected_output(prompt, sampling.max_tokens or 0, VOCAB, ending, sampling.min_tokens, seed=sampling.seed)
     output = generated + leg.tokens
     assert output == whole[: len(output)]
     if isinstance(final, Handover):

@@ -59,6 +59,7 @@ def make_request(
     prompt: Iterable[int],
     *,
     index: int = 0,
+    n: int = 1,
     generated: Iterable[int] = (),
     phase: Phase = Phase.FULL,
     cache_salt: str = "",
@@ -74,6 +75,7 @@ def make_request(
         phase=phase,
         cache_salt=cache_salt,
         deadline_s=deadline_s,
+        n=n,
     )
 
 

@@ -4,8 +4,8 @@ The cache slot of a position holds `(position, parent tag, own tag)`, where a ta
 token: as with real K and V, its contents depend on all tokens up to there. Before computing a slice the runner walks
 the block table from position 0 and fails unless every slot holds what belongs there; a block that was freed and used
 again, shared wrongly, never transferred or transferred to the wrong place cannot pass. The next token is a function of
-the last tag, so it depends on the tokens and their positions alone. The cache is plain memory: a KV transfer can move
-it.
+the last tag and the seed, so it depends on the tokens, their positions and the seed alone. The cache is plain memory: a
+KV transfer can move it.
 """
 
 import hashlib
@@ -38,9 +38,9 @@ def next_tag(parent: int, token_id: int, position: int) -> int:
     return int.from_bytes(digest, "little") >> 2
 
 
-def choose_token(tag: int, vocab_size: int, forbidden_ids: Sequence[int] = ()) -> int:
-    """The token after the one with `tag`: the first id from `tag` on (cyclic) that is not forbidden."""
-    token_id = tag % vocab_size
+def choose_token(tag: int, vocab_size: int, forbidden_ids: Sequence[int] = (), seed: int = 0) -> int:
+    """The token after the one with `tag`: the first id from `tag + seed` on (cyclic) that is not forbidden."""
+    token_id = (tag + seed) % vocab_size
     while token_id in forbidden_ids:
         token_id = (token_id + 1) % vocab_size
     return token_id
@@ -52,6 +52,8 @@ def expected_output(
     vocab_size: int,
     ending_ids: Sequence[int] = (),
     min_tokens: int = 0,
+    *,
+    seed: int = 0,
 ) -> list[int]:
     """What a sequence must give: `count` output tokens, or fewer if one of `ending_ids` comes."""
     tag = ROOT_TAG
@@ -59,7 +61,7 @@ def expected_output(
         tag = next_tag(tag, token_id, position)
     output: list[int] = []
     while len(output) < count:
-        token_id = choose_token(tag, vocab_size, ending_ids if len(output) < min_tokens else ())
+        token_id = choose_token(tag, vocab_size, ending_ids if len(output) < min_tokens else (), seed)
         output.append(token_id)
         if token_id in ending_ids:
             break
@@ -103,7 +105,7 @@ class FakeRunner:
         self.plans.append(StepPlan([replace(part, blocks=tuple(part.blocks)) for part in plan.slices]))
         self._check_plan(plan)
         tags = {part.request_id: self._read(part) for part in plan.slices}
-        tokens = [token for part in plan.slices if (token := self._compute(part, tags[part.request_id])) is not None]
+        tokens = [token for part in plan.slices for token in self._compute(part, tags[part.request_id])]
         return StepResult(tokens, [self._score(part) for part in plan.slices if part.prompt_targets])
 
     def copy_blocks_from(self, source: "FakeRunner", source_blocks: Sequence[int], blocks: Sequence[int]) -> None:
@@ -155,14 +157,15 @@ class FakeRunner:
             tag = found[2]
         return tag
 
-    def _compute(self, part: SequenceSlice, tag: int) -> SampledToken | None:
+    def _compute(self, part: SequenceSlice, tag: int) -> list[SampledToken]:
         for position, token_id in enumerate(part.token_ids, part.start):
             parent, tag = tag, next_tag(tag, token_id, position)
             self.slots[self._slot(part, position)] = (position, parent, tag)
-        return self.choose(part, tag) if part.sample else None
+        assert part.sample or not part.siblings
+        return [self.choose(draw, tag) for draw in part.draws()] if part.sample else []
 
     def choose(self, part: SequenceSlice, tag: int) -> SampledToken:
         """The next token after the last one, which has `tag`."""
-        token_id = choose_token(tag, self.vocab_size, part.forbidden_ids)
+        token_id = choose_token(tag, self.vocab_size, part.forbidden_ids, part.sampling.seed)
         logprobs = TokenLogprobs(-0.5, (token_id,), (-0.5,)) if part.sampling.logprobs is not None else None
         return SampledToken(part.request_id, token_id, logprobs)

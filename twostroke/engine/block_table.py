@@ -3,6 +3,7 @@
     take      admission: shared blocks from the prefix cache, fresh ones for the rest
     grow      room for the next tokens
     publish   full blocks, once the step that wrote them ran, become findable
+    fork      a sibling goes on from the prompt's full blocks, and shares them
     lease     context: the blocks stay for the transfer to read
     reserve   generation: shared blocks are pinned, fresh ones wait for the transfer
     land      generation: the transfer is done
@@ -89,6 +90,21 @@ class BlockTables:
         for index in range(sequence.published, full):
             self._manager.publish(sequence.blocks[index], hashes[index])
         sequence.published = full
+
+    def fork(self, leader: Sequence, follower: Sequence) -> None:
+        """Let `follower` run from the full blocks that `leader` has computed; the prompt's rest it computes again."""
+        full = leader.computed // self._manager.block_size
+        follower.blocks = leader.blocks[:full]
+        self._manager.hold(follower.blocks, Hold.ACTIVE)
+        follower.computed = full * self._manager.block_size
+        follower.published = full
+        follower.move(SequenceState.RUNNING)
+
+    def share_lease(self, leader: Sequence, follower: Sequence) -> None:
+        """Lease all blocks of `leader`, whatever becomes of it, for `follower` too: each reader holds them once."""
+        follower.blocks = leader.blocks[: self._manager.blocks_for(leader.computed)]
+        self._manager.hold(follower.blocks, Hold.LEASED)
+        follower.move(SequenceState.LEASED)
 
     def lease(self, sequence: Sequence) -> None:
         """Keep the written blocks of a running sequence for a transfer to read, and give up any beyond."""

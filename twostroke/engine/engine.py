@@ -16,34 +16,25 @@ An exception from the runner is fatal: it leaves `step`, and the engine must not
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from twostroke.engine.block_manager import BlockManager
 from twostroke.engine.block_table import BlockTables
 from twostroke.engine.deadlines import Deadlines
-from twostroke.engine.finish import Finish, FinishRules
+from twostroke.engine.finish import FinishRules
 from twostroke.engine.handover import Handover, Reservation
 from twostroke.engine.interfaces import Runner, SampledToken, StepPlan
+from twostroke.engine.made import Made
 from twostroke.engine.scheduler import Scheduler, SchedulerLimits
 from twostroke.engine.sequence import Sequence, SequenceState
 from twostroke.engine.sequence_table import SequenceTable
+from twostroke.engine.siblings import Siblings
 from twostroke.engine.validation import RequestLimits, check_request
 from twostroke.protocol.config import EngineConfig
 from twostroke.protocol.errors import AbortedError, DeadlineError, InvalidRequestError, OverloadedError, RequestError
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.requests import GenerationRequest, Phase
 from twostroke.protocol.responses import SequenceOutput
-from twostroke.protocol.tokens import pack_tokens
 from twostroke.protocol.worker import Role, WorkerCounters, WorkerLoad
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A token that this step made, already part of its sequence, and whether it ends it here."""
-
-    sequence: Sequence
-    token: SampledToken
-    finish: Finish | None
 
 
 class Engine:
@@ -67,7 +58,8 @@ class Engine:
         self._limits = RequestLimits(role, self.facts.vocab_size, self.facts.max_model_len, num_blocks, block_size)
         self._manager = BlockManager(num_blocks, block_size, prefix_caching=config.kv_cache.prefix_caching)
         self._tables = BlockTables(self._manager)
-        self._scheduler = Scheduler(self._manager, self._tables, _scheduler_limits(config, num_blocks))
+        self._scheduler = Scheduler(self._manager, self._tables, SchedulerLimits.of(config, num_blocks))
+        self._siblings = Siblings(self._scheduler, self._tables, prefix_caching=config.kv_cache.prefix_caching)
         self._sequences = SequenceTable()
         self._request_ids = itertools.count(1)
         self._deadlines = Deadlines()
@@ -103,23 +95,24 @@ class Engine:
         return None if deadline is None else max(0.0, deadline - self._clock())
 
     def add(self, request: GenerationRequest) -> None:
-        """Queue a request.
+        """Queue a request; each of its `n` sequences has a final event of its own.
 
         Raises:
             InvalidRequestError: It can never run here.
             OverloadedError: Too many wait already.
         """
         max_tokens = check_request(request, self._limits)
-        if self._sequences.get(request.key) is not None:
-            raise InvalidRequestError(f"sequence {request.key} is known here already", "key")
-        if self._scheduler.queued >= self._max_waiting:
+        for key in request.keys:
+            if self._sequences.get(key) is not None:
+                raise InvalidRequestError(f"sequence {key} is known here already", "key")
+        if request.n > self._max_waiting:
+            raise InvalidRequestError(f"n of {request.n} is more than may wait here ({self._max_waiting})", "n")
+        if self._scheduler.queued + request.n > self._max_waiting:
             raise OverloadedError(f"{self._scheduler.queued} requests wait already; try again later")
-        rules = FinishRules(request.sampling, self.facts.eos_token_ids, max_tokens, self.facts.max_model_len)
-        sequence = Sequence(next(self._request_ids), request, rules, self.facts.layout.model)
-        self._sequences.add(sequence)
-        self._scheduler.enqueue(sequence)
-        if request.deadline_s is not None:
-            self._deadlines.set(sequence.request_id, self._clock() + request.deadline_s)
+        leader = self._siblings.awaited_by(request, self._sequences.of_client(request.key.client_id, None))
+        for one in request.sequences():
+            sequence = self._queue(one, max_tokens, leader)
+            leader = leader or sequence
         self._stalled = False
 
     def abort(self, client_id: int, index: int | None = None) -> list[SequenceKey]:
@@ -208,6 +201,7 @@ class Engine:
         self._scheduler.remove(sequence)
         self._tables.land(sequence)
         self._scheduler.enqueue(sequence)
+        self._siblings.dismiss(sequence)
         self._stalled = False
         return True
 
@@ -229,6 +223,7 @@ class Engine:
         else:
             self._scheduler.remove(sequence)
             self._tables.quarantine(sequence)
+            self._siblings.hand_on_lead(sequence)
             self._stalled = False
 
     def release_quarantine(self, key: SequenceKey) -> None:
@@ -277,48 +272,64 @@ class Engine:
             return []
         result = self._runner.run(plan)
         sampled = result.tokens
-        asked = [part.request_id for part in plan.slices if part.sample]
+        asked = [draw.request_id for part in plan.slices if part.sample for draw in part.draws()]
         if [token.request_id for token in sampled] != asked:
             raise RuntimeError(f"the runner sampled {[token.request_id for token in sampled]}, asked for {asked}")
         for scores in result.prompt_scores:
             self._running(scores.request_id).add_prompt_scores(scores.start, scores.logprobs)
         self._steps += 1
-        for part in plan.slices:
-            sequence = self._running(part.request_id)
-            self._prompt_tokens += max(0, min(part.start + len(part.token_ids), sequence.prompt_tokens) - part.start)
-            sequence.computed += len(part.token_ids)
+        for piece in plan.slices:
+            sequence = self._running(piece.request_id)
+            end = piece.start + len(piece.token_ids)
+            self._prompt_tokens += max(0, min(end, sequence.prompt_tokens) - piece.start)
+            sequence.computed += len(piece.token_ids)
             self._tables.publish(sequence)
         return sampled
 
-    def _sample(self, sampled: list[SampledToken]) -> list[_Made]:
+    def _sample(self, sampled: list[SampledToken]) -> list[Made]:
         """Give the tokens to their sequences, and see which end."""
         made = []
         for token in sampled:
             sequence = self._running(token.request_id)
+            if sequence.leader is not None:
+                sequence.take_over_prompt(sequence.leader)
             sequence.append(token.token_id)
             finish = sequence.rules.finish(token.token_id, sequence.output_tokens, len(sequence.token_ids))
-            made.append(_Made(sequence, token, finish))
+            made.append(Made(sequence, token, finish))
         self._output_tokens += len(made)
         return made
 
-    def _respond(self, made: list[_Made]) -> list[SequenceOutput]:
+    def _respond(self, made: list[Made]) -> list[SequenceOutput]:
         outputs, self._final_outputs = self._final_outputs, []
         for one in made:
-            output = _output(one)
-            if one.finish is not None:
-                self._end(one.sequence)
-            elif one.sequence.request.phase is Phase.CONTEXT_ONLY:
+            output = one.output()
+            if one.finish is None and one.sequence.request.phase is Phase.CONTEXT_ONLY:
                 self._lease(one.sequence, output)
                 continue
+            if one.finish is None:
+                self._siblings.fork(one.sequence)
             outputs.append(output)
+        # Last, since others take blocks of a leader that ends; and followers first, so that none of them gets the lead.
+        for one in reversed(made):
+            if one.finish is not None:
+                self._end(one.sequence)
         return outputs
+
+    def _queue(self, request: GenerationRequest, max_tokens: int, leader: Sequence | None) -> Sequence:
+        rules = FinishRules(request.sampling, self.facts.eos_token_ids, max_tokens, self.facts.max_model_len)
+        sequence = Sequence(next(self._request_ids), request, rules, self.facts.layout.model, leader)
+        self._sequences.add(sequence)
+        self._scheduler.enqueue(sequence)
+        if request.deadline_s is not None:
+            self._deadlines.set(sequence.request_id, self._clock() + request.deadline_s)
+        return sequence
 
     # --- ends ---
 
     def _lease(self, sequence: Sequence, output: SequenceOutput) -> None:
         self._deadlines.drop(sequence.request_id)
         self._scheduler.remove(sequence)
-        self._tables.lease(sequence)
+        self._siblings.lease(sequence)
         self._handovers.append(
             Handover(
                 key=sequence.key,
@@ -341,6 +352,7 @@ class Engine:
                 self._cancellations.append(sequence.key)
                 self._scheduler.remove(sequence)
                 sequence.move(SequenceState.CANCELLING)
+                self._siblings.hand_on_lead(sequence)
             case _:
                 self._fail(sequence, error)
                 self._end(sequence)
@@ -355,6 +367,7 @@ class Engine:
         self._scheduler.remove(sequence)
         self._tables.release(sequence, SequenceState.ENDED)
         self._sequences.remove(sequence)
+        self._siblings.leave(sequence)
         self._deadlines.drop(sequence.request_id)
         self._stalled = False
 
@@ -366,30 +379,3 @@ class Engine:
         sequence = self._sequences.by_request_id(request_id)
         assert sequence is not None  # noqa: S101 - a planned sequence stays in the table until the step responds
         return sequence
-
-
-def _scheduler_limits(config: EngineConfig, num_blocks: int) -> SchedulerLimits:
-    """The config's shares in blocks; no more sequences run than the token budget can serve in one step."""
-    return SchedulerLimits(
-        max_sequences=min(config.max_sequences, config.max_batched_tokens),
-        max_batched_tokens=config.max_batched_tokens,
-        max_leased=max(1, int(config.kv_cache.max_leased_share * num_blocks)),
-        max_reserved=max(1, int(config.kv_cache.max_reserved_share * num_blocks)),
-    )
-
-
-def _output(made: _Made) -> SequenceOutput:
-    sequence, token, finish = made.sequence, made.token, made.finish
-    # A generation worker's first token is not the sequence's own: with that the context worker reported prefix hits.
-    is_first = sequence.output_tokens == sequence.received_tokens + 1
-    reports_cache = is_first and sequence.request.phase is not Phase.GENERATION_ONLY
-    return SequenceOutput(
-        key=sequence.key,
-        offset=sequence.output_tokens - 1,
-        token_ids=pack_tokens([token.token_id]),
-        logprobs=None if token.logprobs is None else (token.logprobs,),
-        finish_reason=finish.reason if finish else None,
-        stop_token_id=finish.stop_token_id if finish else None,
-        cached_tokens=sequence.cached_tokens if reports_cache else None,
-        prompt_logprobs=sequence.take_prompt_logprobs(),
-    )

@@ -5,14 +5,27 @@ and own all accounting; the runner owns all tensors. Between them go `StepPlan` 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 from twostroke.engine.token_history import TokenHistory
 from twostroke.protocol.prompt_logprobs import PromptLogprobs
 from twostroke.protocol.responses import TokenLogprobs
 from twostroke.protocol.sampling import SamplingParams
 from twostroke.protocol.transfer import LayoutFingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """A sequence of the same request, whose first token is sampled from the same logits.
+
+    Attributes:
+        request_id: The engine's own id of it.
+        sampling: Its parameters: another seed.
+    """
+
+    request_id: int
+    sampling: SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +43,7 @@ class SequenceSlice:
         forbidden_ids: Token ids that must not be chosen now (`min_tokens`, `bad_words`), sorted.
         history: The tokens so far, for penalties; None without any.
         prompt_targets: The prompt tokens that follow the slice's first ones and whose logprobs are asked for.
+        siblings: Sequences that are sampled from the last token's logits too.
     """
 
     request_id: int
@@ -42,6 +56,15 @@ class SequenceSlice:
     forbidden_ids: tuple[int, ...] = ()
     history: TokenHistory | None = None
     prompt_targets: Sequence[int] = ()
+    siblings: Sequence[Sibling] = ()
+
+    def draws(self) -> list[Self]:
+        """The slice for each token that is sampled from its logits: its own sequence's, then its siblings'."""
+        own = replace(self, siblings=()) if self.siblings else self
+        return [
+            own,
+            *(replace(own, request_id=one.request_id, sampling=one.sampling) for one in self.siblings),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +102,7 @@ class StepResult:
     """What one step made.
 
     Attributes:
-        tokens: One entry for each slice with `sample`, in batch order.
+        tokens: One entry for each slice with `sample`, in batch order, each followed by those of its siblings.
         prompt_scores: One entry for each slice with `prompt_targets`, in batch order.
     """
 

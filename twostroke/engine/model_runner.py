@@ -17,7 +17,7 @@ from twostroke.engine.library_attention import forward
 from twostroke.engine.model_loader import LoadedModel, load_model
 from twostroke.engine.packing import pack
 from twostroke.engine.prompt_scoring import score_prompts
-from twostroke.engine.sampler import sample
+from twostroke.engine.sampler import draws, sample
 from twostroke.engine.self_check import self_check
 from twostroke.protocol.config import KVCacheConfig, ModelConfig
 from twostroke.protocol.sampling import SamplingParams
@@ -86,7 +86,7 @@ class ModelRunner:
         step = pack(plan, self._cache.geometry.block_size)
         logits = forward(self._model.module, step, self._attention.prepare(step.attention))
         sampled = len(step.sampled)
-        tokens = sample(logits[:sampled], step.sampled, self._choose)
+        tokens = sample(*draws(logits[:sampled], step.sampled), self._choose)
         return StepResult(tokens, score_prompts(logits[sampled:], step.scored))
 
     def warm_up(self, max_batched_tokens: int, max_sequences: int) -> None:

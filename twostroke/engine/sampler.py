@@ -29,6 +29,18 @@ _NUCLEUS = 1024
 """Likeliest tokens that are sorted for `top_p`; a flatter row is sorted whole."""
 
 
+def draws(logits: torch.Tensor, slices: Sequence[SequenceSlice]) -> tuple[torch.Tensor, list[SequenceSlice]]:
+    """A row for each token that is to be sampled: slices with siblings need several from the same logits.
+
+    Args:
+        logits: [slices, vocabulary].
+        slices: Row `i` belongs to `slices[i]`.
+    """
+    rows = [row for row, part in enumerate(slices) for _ in range(1 + len(part.siblings))]
+    drawn = [draw for part in slices for draw in part.draws()]
+    return (logits if len(rows) == len(slices) else logits[rows]), drawn
+
+
 def sample(logits: torch.Tensor, slices: Sequence[SequenceSlice], choose: GumbelMax) -> list[SampledToken]:
     """Choose one token a row.
 

@@ -19,11 +19,13 @@ import bisect
 import enum
 import math
 from dataclasses import dataclass
+from typing import Self
 
 from twostroke.engine.block_manager import BlockManager, BlockState
 from twostroke.engine.block_table import BlockTables, Fit
-from twostroke.engine.interfaces import SequenceSlice, StepPlan
+from twostroke.engine.interfaces import SequenceSlice, Sibling, StepPlan
 from twostroke.engine.sequence import Sequence, SequenceState
+from twostroke.protocol.config import EngineConfig
 from twostroke.protocol.requests import Phase
 
 WATERMARK_SHARE = 0.05
@@ -49,6 +51,16 @@ class SchedulerLimits:
     max_leased: int
     max_reserved: int
 
+    @classmethod
+    def of(cls, config: EngineConfig, num_blocks: int) -> Self:
+        """The config's shares in blocks; no more sequences run than the token budget can serve in one step."""
+        return cls(
+            max_sequences=min(config.max_sequences, config.max_batched_tokens),
+            max_batched_tokens=config.max_batched_tokens,
+            max_leased=max(1, int(config.kv_cache.max_leased_share * num_blocks)),
+            max_reserved=max(1, int(config.kv_cache.max_reserved_share * num_blocks)),
+        )
+
 
 class _Admission(enum.Enum):
     """What came of trying to admit one sequence."""
@@ -62,6 +74,7 @@ class Scheduler:
     """Queues of sequences by state; each is kept in order of age.
 
     Attributes:
+        following: Wait for what a sibling does for them.
         waiting: Wait to be computed.
         reserving: Handed over; wait for blocks to receive their K and V.
         transferring: Their KV transfer is under way.
@@ -73,6 +86,7 @@ class Scheduler:
         self._manager = manager
         self._tables = tables
         self._limits = limits
+        self.following: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.reserving: list[Sequence] = []
         self.transferring: list[Sequence] = []
@@ -81,8 +95,8 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        """Sequences that wait for admission."""
-        return len(self.waiting) + len(self.reserving)
+        """Sequences that wait for admission, or for a sibling."""
+        return len(self.waiting) + len(self.reserving) + len(self.following)
 
     @property
     def lease_capped(self) -> bool:
@@ -90,6 +104,10 @@ class Scheduler:
         if self._leases_to_come() >= self._limits.max_leased:
             return True
         return bool(self.waiting) and self._is_lease_capped(self.waiting[0], self._tables.fit(self.waiting[0]))
+
+    def seats(self, sequence: Sequence) -> bool:
+        """Whether a sequence with blocks may run at once: there is a slot, and nothing older waits for it."""
+        return self._has_slot() and not (self.waiting and _age(self.waiting[0]) < _age(sequence))
 
     def enqueue(self, sequence: Sequence) -> None:
         """Put a sequence where its state says that it belongs."""
@@ -138,6 +156,8 @@ class Scheduler:
 
     def _queue(self, sequence: Sequence) -> list[Sequence] | None:
         match sequence.state:
+            case SequenceState.FOLLOWING:
+                return self.following
             case SequenceState.WAITING:
                 return self.waiting
             case SequenceState.RESERVING:
@@ -214,15 +234,17 @@ def _exceeds(present: int, more: int, cap: int) -> bool:
 
 def _slice(sequence: Sequence, count: int) -> SequenceSlice:
     start, end = sequence.computed, sequence.computed + count
+    sample = end == len(sequence.token_ids)
     return SequenceSlice(
         request_id=sequence.request_id,
         token_ids=sequence.token_ids[start:end],
         start=start,
         blocks=sequence.blocks,
-        sample=end == len(sequence.token_ids),
+        sample=sample,
         sampling=sequence.request.sampling,
         output_index=sequence.output_tokens,
         forbidden_ids=sequence.forbidden_ids(),
         history=sequence.history,
         prompt_targets=sequence.prompt_targets(start, end),
+        siblings=[Sibling(one.request_id, one.request.sampling) for one in sequence.followers] if sample else (),
     )

@@ -16,9 +16,10 @@
          v      v                                                       |
         ENDED <---------------------------------------------------------+
 
-Every state may lead to `ENDED` (abort, deadline, error), except that blocks which a peer may still write hold their
-sequence in `CANCELLING` or `QUARANTINED` until the transfer says otherwise. A preempted sequence gives its blocks up
-and is computed again from prompt and output, wherever its K and V came from the first time.
+A sequence that lets a sibling (`n`) compute or fetch the prompt for it begins in `FOLLOWING`; `siblings` draws how it
+goes on. Every state may lead to `ENDED` (abort, deadline, error), except that blocks which a peer may still write hold
+their sequence in `CANCELLING` or `QUARANTINED` until the transfer says otherwise. A preempted sequence gives its blocks
+up and is computed again from prompt and output, wherever its K and V came from the first time.
 
 `token_ids` is prompt and output in one list. `computed` positions of it have K and V in `blocks`; a step computes some
 of the `remaining` ones, and when none remain the last position's logits give the next token.
@@ -39,6 +40,7 @@ from twostroke.protocol.tokens import token_count, unpack_tokens
 class SequenceState(enum.Enum):
     """Where a sequence is in its life; see the module's docstring."""
 
+    FOLLOWING = "following"
     WAITING = "waiting"
     RUNNING = "running"
     LEASED = "leased"
@@ -51,6 +53,7 @@ class SequenceState(enum.Enum):
 
 _S = SequenceState
 TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
+    _S.FOLLOWING: frozenset({_S.WAITING, _S.RUNNING, _S.LEASED, _S.RESERVING, _S.ENDED}),
     _S.WAITING: frozenset({_S.RUNNING, _S.ENDED}),
     _S.RUNNING: frozenset({_S.WAITING, _S.LEASED, _S.ENDED}),
     _S.LEASED: frozenset({_S.ENDED}),
@@ -79,9 +82,25 @@ class Sequence:
         landing: Index in `blocks` of the first that a KV transfer fills.
         cached_tokens: Prompt tokens found in the prefix cache when it was first admitted; None before.
         history: The tokens so far, for penalties; None without any.
+        leader: The sibling that it follows; None for a sequence that goes its own way.
+        followers: Its siblings that follow it, by index.
+
+    Args:
+        request_id: As above.
+        request: As above; for one sequence.
+        rules: As above.
+        model_digest: Part of the block hash.
+        leader: As above.
     """
 
-    def __init__(self, request_id: int, request: GenerationRequest, rules: FinishRules, model_digest: str) -> None:
+    def __init__(
+        self,
+        request_id: int,
+        request: GenerationRequest,
+        rules: FinishRules,
+        model_digest: str,
+        leader: "Sequence | None" = None,
+    ) -> None:
         self.request_id = request_id
         self.key: SequenceKey = request.key
         self.request = request
@@ -102,13 +121,22 @@ class Sequence:
         # Whoever made the first token sent these with it.
         scores_prompt = sampling.prompt_logprobs is not None and not self.received_tokens
         self._prompt_scores: list[PromptLogprobs] | None = [] if scores_prompt else None
-        self._state = _S.RESERVING if request.phase is Phase.GENERATION_ONLY else _S.WAITING
+        self.leader = leader
+        self.followers: list[Sequence] = []
+        if leader is not None:
+            leader.followers.append(self)
+        self._state = self.queue_state if leader is None else _S.FOLLOWING
         self._hashes = [root_hash(model_digest, request.cache_salt)]
 
     @property
     def state(self) -> SequenceState:
         """Where the sequence is in its life."""
         return self._state
+
+    @property
+    def queue_state(self) -> SequenceState:
+        """Where a sequence without blocks waits for them."""
+        return _S.RESERVING if self.request.phase is Phase.GENERATION_ONLY else _S.WAITING
 
     @property
     def remaining(self) -> int:
@@ -131,6 +159,12 @@ class Sequence:
     def scores_prompt(self) -> bool:
         """Whether the prompt is computed whole, without the prefix cache, for the logprobs of its tokens."""
         return self._prompt_scores is not None
+
+    def take_over_prompt(self, leader: "Sequence") -> None:
+        """Know of the prompt what `leader` found out while computing it for both: prefix hits, hashes, logprobs."""
+        self.cached_tokens = leader.cached_tokens
+        self._hashes = list(leader._hashes)  # noqa: SLF001 - of its own class
+        self._prompt_scores = leader._prompt_scores  # noqa: SLF001 - likewise
 
     def append(self, token_id: int) -> None:
         """The output got another token."""

@@ -4,6 +4,7 @@ One queue carries requests, aborts and control, in order, so that an abort never
 """
 
 import enum
+from typing import Self
 
 import msgspec
 
@@ -12,8 +13,10 @@ from twostroke.protocol.sampling import SamplingParams
 from twostroke.protocol.tokens import TOKEN_BYTES, token_count
 from twostroke.protocol.transfer import ContextPhaseParams
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Version of the messages between frontends and workers; both sides refuse another one at attach."""
+MAX_N = 1024
+"""Sequences of one request at most; frontends may set a lower bound."""
 
 
 class Phase(enum.StrEnum):
@@ -25,10 +28,10 @@ class Phase(enum.StrEnum):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
-    """One sequence to run. Crosses once; later messages about it carry its key alone.
+    """One prompt, and `n` sequences to make from it. Crosses once; later messages about it carry keys alone.
 
     Attributes:
-        key: Names the sequence everywhere.
+        key: Names the sequence everywhere; of several sequences, the first one (index 0).
         prompt_ids: The whole prompt, int32 buffer.
         generated_ids: Output tokens that other workers made already (resume or hand-over), int32 buffer. The offset of
             the first token that this worker makes is their number.
@@ -38,9 +41,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate
         context_phase_params: For `GENERATION_ONLY` only.
         cache_salt: Separates prefix caches; part of the block hash.
         deadline_s: Seconds from arrival after which the worker ends the request with `DeadlineError`; None for never.
+        n: How many sequences: indexes 0 to n - 1, one prefill for all. Each then goes its own way (`sequences`), so
+            that tokens made before, and hand-overs, belong to one sequence alone.
 
     Raises:
-        ValueError: The prompt is empty, a token buffer is cut off, or phase and parameters do not go together.
+        ValueError: The prompt is empty, a token buffer is cut off, or parameters do not go together.
     """
 
     key: SequenceKey
@@ -51,14 +56,35 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate
     context_phase_params: ContextPhaseParams | None = None
     cache_salt: str = ""
     deadline_s: float | None = None
+    n: int = 1
 
     def __post_init__(self) -> None:
+        if not 1 <= self.n <= MAX_N:
+            raise ValueError(f"n must be from 1 to {MAX_N}, not {self.n}")
+        if self.n > 1 and (self.key.index or self.generated_ids or self.phase is Phase.GENERATION_ONLY):
+            raise ValueError(f"n of {self.n} does not go with an index, generated_ids or generation_only")
         if not token_count(self.prompt_ids):
             raise ValueError("prompt must hold at least one token, not 0")
         if len(self.prompt_ids) % TOKEN_BYTES or len(self.generated_ids) % TOKEN_BYTES:
             raise ValueError("token buffers must hold whole int32 values")
         if (self.phase is Phase.GENERATION_ONLY) != (self.context_phase_params is not None):
             raise ValueError(f"context_phase_params go with generation_only and nothing else, not with {self.phase}")
+
+    @property
+    def keys(self) -> tuple[SequenceKey, ...]:
+        """The keys of all its sequences."""
+        if self.n == 1:
+            return (self.key,)
+        return tuple(SequenceKey(self.key.client_id, index, self.key.attempt) for index in range(self.n))
+
+    def sequences(self) -> tuple[Self, ...]:
+        """A request for each of its sequences alone, with the seed that belongs to its index."""
+        if self.n == 1:
+            return (self,)
+        return tuple(
+            msgspec.structs.replace(self, key=key, sampling=self.sampling.for_index(key.index), n=1)
+            for key in self.keys
+        )
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

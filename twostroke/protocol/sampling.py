@@ -17,6 +17,8 @@ The output is all of it, tokens that other workers made (`generated_ids`) includ
 token was made. If every token is forbidden, token 0 is chosen.
 """
 
+from typing import Self
+
 import msgspec
 
 MAX_SEED = (1 << 63) - 1
@@ -38,7 +40,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         top_k: Keep the k likeliest tokens; 0 keeps all.
         top_p: Keep the smallest set of likeliest tokens whose probabilities reach this; 1 keeps all.
         min_p: Keep the tokens that are at least this share as likely as the likeliest; 0 keeps all.
-        seed: Keys the random numbers; a frontend draws one where the client gave none, so that a retry repeats it.
+        seed: Keys the random numbers; a frontend draws one where the client gave none, so that a retry repeats it. It
+            is that of index 0; see `for_index`.
         repetition_penalty: Above 1 makes tokens of prompt and output less likely, below 1 more likely.
         presence_penalty: Subtracted from the logits of tokens that the output holds.
         frequency_penalty: Subtracted from them for each time.
@@ -85,6 +88,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _require_lists(self)
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             _require(count is None or 0 <= count <= MAX_LOGPROBS, name, count, f"from 0 to {MAX_LOGPROBS}")
+
+    def for_index(self, index: int) -> Self:
+        """The parameters of sequence `index` of a request for several: only its seed differs, by the index.
+
+        Index 0 has the given seed, so it makes the tokens that the request would make alone. The rule is vLLM's.
+        """
+        return msgspec.structs.replace(self, seed=(self.seed + index) & MAX_SEED) if index else self
 
     @property
     def greedy(self) -> bool:

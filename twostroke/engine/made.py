@@ -1,0 +1,36 @@
+"""What one step made for one sequence, and the output that tells of it."""
+
+from dataclasses import dataclass
+
+from twostroke.engine.finish import Finish
+from twostroke.engine.interfaces import SampledToken
+from twostroke.engine.sequence import Sequence
+from twostroke.protocol.requests import Phase
+from twostroke.protocol.responses import SequenceOutput
+from twostroke.protocol.tokens import pack_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A token that a step made, already part of its sequence, and whether it ends it here."""
+
+    sequence: Sequence
+    token: SampledToken
+    finish: Finish | None
+
+    def output(self) -> SequenceOutput:
+        """What the frontend is told; the first one also carries what is known of the prompt."""
+        sequence, token, finish = self.sequence, self.token, self.finish
+        # A generation worker's first token is not the sequence's own: with that the context worker told of prefix hits.
+        is_first = sequence.output_tokens == sequence.received_tokens + 1
+        reports_cache = is_first and sequence.request.phase is not Phase.GENERATION_ONLY
+        return SequenceOutput(
+            key=sequence.key,
+            offset=sequence.output_tokens - 1,
+            token_ids=pack_tokens([token.token_id]),
+            logprobs=None if token.logprobs is None else (token.logprobs,),
+            finish_reason=finish.reason if finish else None,
+            stop_token_id=finish.stop_token_id if finish else None,
+            cached_tokens=sequence.cached_tokens if reports_cache else None,
+            prompt_logprobs=sequence.take_prompt_logprobs(),
+        )
