@@ -54,8 +54,9 @@ class PacedExecutor(GenerationExecutor):
         """The next id."""
         return self._ids.draw()
 
-    def submit_to(self, request: GenerationRequest, sink: ResultSink) -> None:
+    def submit_to(self, request: GenerationRequest, *sinks: ResultSink) -> None:
         """Run with the others from the next step on."""
+        (sink,) = sinks
         self._running[request.key.client_id] = (request, sink, 0)
 
     def abort_request(self, client_id: int, index: int | None = None) -> None:

@@ -51,7 +51,7 @@ def test_a_sink_is_registered_before_its_request_is_sent() -> None:
     def answer_at_once() -> None:
         pending.deliver([part(key, final=True)])
 
-    pending.submit(key, sink, answer_at_once)
+    pending.submit({key: sink}, answer_at_once)
     assert len(sink.outputs) == 1
     assert len(pending) == 0
 
@@ -64,9 +64,25 @@ def test_the_entry_leaves_when_sending_fails() -> None:
         raise OverloadedError("full")
 
     with pytest.raises(OverloadedError, match="full"):
-        pending.submit(SequenceKey(1), sink, refuse)
+        pending.submit({SequenceKey(1): sink}, refuse)
     assert (len(pending), sink.outputs, sink.errors) == (0, [], [])
-    pending.submit(SequenceKey(1), sink, sent)
+    pending.submit({SequenceKey(1): sink}, sent)
+    assert len(pending) == 1
+
+
+def test_the_sequences_of_one_request_are_registered_together() -> None:
+    """All of them before it is sent; none if one of the keys is taken, or if sending fails."""
+    pending, first, second = PendingResults(), Sink(), Sink()
+    keys = [SequenceKey(1, index) for index in range(2)]
+
+    def answer_both() -> None:
+        pending.deliver([part(key, final=True) for key in keys])
+
+    pending.submit(dict(zip(keys, (first, second), strict=True)), answer_both)
+    assert (len(first.outputs), len(second.outputs), len(pending)) == (1, 1, 0)
+    pending.submit({keys[1]: second}, sent)
+    with pytest.raises(ValueError, match="/1/0 is pending already"):
+        pending.submit(dict.fromkeys(keys, first), sent)
     assert len(pending) == 1
 
 
@@ -75,7 +91,7 @@ def test_nothing_is_registered_with_a_dead_executor() -> None:
     pending, sink = PendingResults(), Sink()
     pending.fail_all(EngineDeadError("gone"))
     with pytest.raises(EngineDeadError, match="gone"):
-        pending.submit(SequenceKey(1), sink, lambda: pytest.fail("sent to a dead executor"))
+        pending.submit({SequenceKey(1): sink}, lambda: pytest.fail("sent to a dead executor"))
     assert (len(pending), sink.errors) == (0, [])
 
 
@@ -87,24 +103,24 @@ def test_death_while_sending_ends_the_sink_once() -> None:
         pending.fail_all(EngineDeadError("gone"))
         pending.require_alive()
 
-    pending.submit(SequenceKey(1), sink, die)
+    pending.submit({SequenceKey(1): sink}, die)
     assert [str(error) for error in sink.errors] == ["gone"]
 
 
 def test_a_key_is_registered_once() -> None:
     """A retry needs another attempt number."""
     pending = PendingResults()
-    pending.submit(SequenceKey(1), Sink(), sent)
+    pending.submit({SequenceKey(1): Sink()}, sent)
     with pytest.raises(ValueError, match="pending already"):
-        pending.submit(SequenceKey(1), Sink(), sent)
-    pending.submit(SequenceKey(1, attempt=1), Sink(), sent)
+        pending.submit({SequenceKey(1): Sink()}, sent)
+    pending.submit({SequenceKey(1, attempt=1): Sink()}, sent)
     assert len(pending) == 2
 
 
 def test_outputs_find_their_sinks_and_unknown_ones_are_counted() -> None:
     """A final output ends the entry, so that what follows is unknown."""
     pending, sink, key = PendingResults(), Sink(), SequenceKey(1)
-    pending.submit(key, sink, sent)
+    pending.submit({key: sink}, sent)
     batch = [part(key), part(SequenceKey(2)), part(key, final=True), part(key)]
     assert pending.deliver(batch) == 2
     assert len(sink.outputs) == 2
@@ -117,8 +133,8 @@ def test_an_abort_ends_one_index_or_all() -> None:
     sinks = {index: Sink() for index in range(3)}
     other = Sink()
     for index, sink in sinks.items():
-        pending.submit(SequenceKey(1, index), sink, sent)
-    pending.submit(SequenceKey(2), other, sent)
+        pending.submit({SequenceKey(1, index): sink}, sent)
+    pending.submit({SequenceKey(2): other}, sent)
     pending.abort(1, 1)
     assert [len(sink.errors) for sink in sinks.values()] == [0, 1, 0]
     pending.abort(1, None)
@@ -134,7 +150,7 @@ def test_the_first_fatal_error_wins_and_reaches_everyone() -> None:
     pending = PendingResults()
     sinks = [Sink(), Sink()]
     for number, sink in enumerate(sinks):
-        pending.submit(SequenceKey(number), sink, sent)
+        pending.submit({SequenceKey(number): sink}, sent)
     assert pending.fail_all(EngineDeadError("first"))
     assert not pending.fail_all(EngineDeadError("second"))
     assert [str(error) for sink in sinks for error in sink.errors] == ["first", "first"]
@@ -150,8 +166,8 @@ def test_a_sink_that_breaks_does_not_keep_the_others_from_their_end() -> None:
             raise ZeroDivisionError(str(error))
 
     pending, other = PendingResults(), Sink()
-    pending.submit(SequenceKey(1), Broken(), sent)
-    pending.submit(SequenceKey(2), other, sent)
+    pending.submit({SequenceKey(1): Broken()}, sent)
+    pending.submit({SequenceKey(2): other}, sent)
     pending.fail_all(EngineDeadError("gone"))
     assert [str(error) for error in other.errors] == ["gone"]
 
@@ -175,7 +191,7 @@ def test_a_batch_wakes_each_loop_once() -> None:
     sinks = [Sink(loops[number % 2]) for number in range(50)]  # type: ignore[arg-type]  # only one method is used
     keys = [SequenceKey(number) for number in range(50)]
     for key, sink in zip(keys, sinks, strict=True):
-        pending.submit(key, sink, sent)
+        pending.submit({key: sink}, sent)
     pending.deliver([part(key) for key in keys] + [part(key, final=True) for key in keys])
     assert [loop.calls for loop in loops] == [1, 1]
     assert {sink.wakes for sink in sinks} == {1}
@@ -185,7 +201,7 @@ async def test_on_the_readers_own_loop_no_wake_up_is_scheduled() -> None:
     """The sink is woken right away."""
     pending, key = PendingResults(), SequenceKey(1)
     sink = Sink(asyncio.get_running_loop())
-    pending.submit(key, sink, sent)
+    pending.submit({key: sink}, sent)
     pending.deliver([part(key)])
     assert sink.wakes == 1
 
@@ -194,8 +210,8 @@ def test_a_closed_loop_does_not_stop_the_others() -> None:
     """A reader went away with its loop."""
     pending, closed, open_loop = PendingResults(), asyncio.new_event_loop(), CountingLoop()
     closed.close()
-    pending.submit(SequenceKey(1), Sink(closed), sent)
-    pending.submit(SequenceKey(2), Sink(open_loop), sent)  # type: ignore[arg-type]  # only one method is used
+    pending.submit({SequenceKey(1): Sink(closed)}, sent)
+    pending.submit({SequenceKey(2): Sink(open_loop)}, sent)  # type: ignore[arg-type]  # only one method is used
     pending.fail_all(EngineDeadError("gone"))
     assert open_loop.calls == 1
 
@@ -215,7 +231,7 @@ def test_every_sink_has_exactly_one_end_in_a_storm() -> None:
             key = SequenceKey(number * 1000 + count)
             sinks[key] = Sink()
             try:
-                pending.submit(key, sinks[key], sent)
+                pending.submit({key: sinks[key]}, sent)
             except EngineDeadError:
                 refused.append(key)
 

@@ -93,16 +93,17 @@ class FakeExecutor(GenerationExecutor):
         """The next id."""
         return self._ids.draw()
 
-    def submit_to(self, request: GenerationRequest, sink: ResultSink) -> None:
-        """Start playing the script to `sink`."""
+    def submit_to(self, request: GenerationRequest, *sinks: ResultSink) -> None:
+        """Start playing the script to each of `sinks`."""
         if self.script.refusal is not None:
             raise self.script.refusal
-        if self.room is not None and self.running >= self.room:
+        if self.room is not None and self.running + request.n > self.room:
             raise self.full
         self.calls.requests.append(request)
-        play = _Play(request, sink)
-        self._plays[request.key] = play
-        play.task = asyncio.get_running_loop().create_task(self._run(play))
+        for one, sink in zip(request.sequences(), sinks, strict=True):
+            play = _Play(one, sink)
+            self._plays[one.key] = play
+            play.task = asyncio.get_running_loop().create_task(self._run(play))
 
     def abort_request(self, client_id: int, index: int | None = None) -> None:
         """Fail the request's sink with `AbortedError`."""

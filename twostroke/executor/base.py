@@ -2,7 +2,7 @@
 
 All forms behave alike (in-process, ipc, remote; the router is one too):
 
-* The sink of a request is registered before the request is sent. Whether the engine is dead is checked before and after
+* The sinks of a request, one for each of its `n` sequences, are registered before it is sent. Whether the engine is dead is checked before and after
   registering, and the entry leaves when that check or the send fails.
 * Exactly one final event reaches a sink: a final `SequenceOutput` through `feed`, or `fail`.
 * A `RequestError` ends one request. Anything else ends the executor: the first such error is recorded, every pending
@@ -100,13 +100,13 @@ class GenerationExecutor(abc.ABC):
         """A client id for a new request of this frontend."""
 
     @abc.abstractmethod
-    def submit_to(self, request: GenerationRequest, sink: ResultSink) -> None:
-        """Register `sink` under the request's key, then send the request.
+    def submit_to(self, request: GenerationRequest, *sinks: ResultSink) -> None:
+        """Register a sink for each of the request's sequences, in the order of its `keys`, then send the request.
 
         Raises:
             EngineDeadError: The engine is dead; nothing was registered.
             OverloadedError: The bounded queue to the worker is full; nothing was registered.
-            ValueError: The key is registered already.
+            ValueError: A key is registered already, or there are not as many sinks as sequences.
         """
 
     @abc.abstractmethod
@@ -137,10 +137,19 @@ class GenerationExecutor(abc.ABC):
         """
 
     def submit(self, request: GenerationRequest) -> GenerationResult:
-        """Send `request` and return its result; errors as `submit_to`."""
-        result = GenerationResult(request, lambda: self.abort_request(request.key.client_id, request.key.index))
+        """Send a `request` for one sequence and return its result; errors as `submit_to`."""
+        result = self._result(request)
         self.submit_to(request, result)
         return result
+
+    def submit_all(self, request: GenerationRequest) -> list[GenerationResult]:
+        """Send `request` and return the result of each of its sequences, by index; errors as `submit_to`."""
+        results = [self._result(sequence) for sequence in request.sequences()]
+        self.submit_to(request, *results)
+        return results
+
+    def _result(self, request: GenerationRequest) -> GenerationResult:
+        return GenerationResult(request, lambda: self.abort_request(request.key.client_id, request.key.index))
 
     def generate(self, request: GenerationRequest, timeout_s: float | None = None) -> Completion:
         """Run `request` to its end, blocking the calling thread.

@@ -184,7 +184,7 @@ class IpcExecutor(GenerationExecutor):
         """A client id for a new request of this frontend."""
         return self._client_ids.draw()
 
-    def submit_to(self, request: GenerationRequest, sink: ResultSink) -> None:
+    def submit_to(self, request: GenerationRequest, *sinks: ResultSink) -> None:
         """See `GenerationExecutor`; from any thread.
 
         Raises:
@@ -194,7 +194,7 @@ class IpcExecutor(GenerationExecutor):
         if frontend_of(request.key.client_id) != LAUNCHING_FRONTEND:
             raise ValueError(f"client id of sequence {request.key} was not drawn by this executor")
         payload = self._encode(request)
-        self._pending.submit(request.key, sink, lambda: self._dispatch(payload))
+        self._pending.submit(dict(zip(request.keys, sinks, strict=True)), lambda: self._dispatch(payload))
 
     def _dispatch(self, payload: bytes) -> None:
         if not self.ready.done():

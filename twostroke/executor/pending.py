@@ -8,7 +8,7 @@ Safe to use from any thread. Sinks are called outside the lock; their loops are 
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -46,35 +46,38 @@ class PendingResults:
         if self._error is not None:
             raise EngineDeadError(str(self._error))
 
-    def submit(self, key: SequenceKey, sink: ResultSink, send: Callable[[], None]) -> None:
-        """Register `sink`, then `send`; death is checked before and after registering.
+    def submit(self, sinks: Mapping[SequenceKey, ResultSink], send: Callable[[], None]) -> None:
+        """Register all `sinks` of one request, then `send`; death is checked before and after registering.
 
-        If the check or the send fails, the entry leaves and the error is the caller's, unless the sink had its final
-        event in the meantime: then there is nothing left to tell.
+        If the check or the send fails, the entries leave and the error is the caller's, unless all sinks had their
+        final event in the meantime: then there is nothing left to tell.
 
         Raises:
             EngineDeadError: The executor is dead.
-            ValueError: The key is registered already.
+            ValueError: A key is registered already; none of them is then registered by this call.
         """
-        self._register(key, sink)
+        self._register(sinks)
         try:
             self.require_alive()
             send()
         except BaseException as error:
-            if self._withdraw(key) or not isinstance(error, TwostrokeError):
+            if self._withdraw(sinks) or not isinstance(error, TwostrokeError):
                 raise
 
-    def _register(self, key: SequenceKey, sink: ResultSink) -> None:
+    def _register(self, sinks: Mapping[SequenceKey, ResultSink]) -> None:
         with self._lock:
             self.require_alive()
-            if key in self._sinks:
-                raise ValueError(f"sequence {key} is pending already; a retry needs another attempt number")
-            self._sinks[key] = sink
-            self._keys.setdefault(key.client_id, []).append(key)
+            for key in sinks:
+                if key in self._sinks:
+                    raise ValueError(f"sequence {key} is pending already; a retry needs another attempt number")
+            for key, sink in sinks.items():
+                self._sinks[key] = sink
+                self._keys.setdefault(key.client_id, []).append(key)
 
-    def _withdraw(self, key: SequenceKey) -> bool:
+    def _withdraw(self, keys: Iterable[SequenceKey]) -> bool:
+        """Remove the entries that are still there; whether any was."""
         with self._lock:
-            return self._take(key) is not None
+            return any([self._take(key) is not None for key in keys])
 
     def _take(self, key: SequenceKey) -> ResultSink | None:
         """Remove one entry; with the lock held."""

@@ -171,7 +171,7 @@ class RemoteExecutor(GenerationExecutor):
         """A client id for a new request of this frontend."""
         return self._client_ids.draw()
 
-    def submit_to(self, request: GenerationRequest, sink: ResultSink) -> None:
+    def submit_to(self, request: GenerationRequest, *sinks: ResultSink) -> None:
         """See `GenerationExecutor`; on the loop's thread.
 
         Raises:
@@ -180,7 +180,7 @@ class RemoteExecutor(GenerationExecutor):
         self._require_thread()
         if frontend_of(request.key.client_id) != self._client_ids.frontend_id:
             raise ValueError(f"client id of sequence {request.key} was not drawn by this frontend")
-        self._pending.submit(request.key, sink, lambda: self._send_request(request))
+        self._pending.submit(dict(zip(request.keys, sinks, strict=True)), lambda: self._send_request(request))
 
     def _send_request(self, request: GenerationRequest) -> None:
         # An abort that could not be sent goes first, so that requests and aborts keep their order.

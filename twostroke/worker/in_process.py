@@ -84,9 +84,9 @@ class InProcessExecutor(GenerationExecutor):
         """A client id for a new request."""
         return self._client_ids.draw()
 
-    def submit_to(self, request: GenerationRequest, sink: ResultSink) -> None:
+    def submit_to(self, request: GenerationRequest, *sinks: ResultSink) -> None:
         """See `GenerationExecutor`."""
-        self._pending.submit(request.key, sink, lambda: self._send(request))
+        self._pending.submit(dict(zip(request.keys, sinks, strict=True)), lambda: self._send(request))
 
     def _send(self, request: GenerationRequest) -> None:
         self._start()
