@@ -9,7 +9,7 @@ KV transfer can move it.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -38,7 +38,7 @@ def next_tag(parent: int, token_id: int, position: int) -> int:
     return int.from_bytes(digest, "little") >> 2
 
 
-def choose_token(tag: int, vocab_size: int, forbidden_ids: Sequence[int] = (), seed: int = 0) -> int:
+def choose_token(tag: int, vocab_size: int, forbidden_ids: Collection[int] = (), seed: int = 0) -> int:
     """The token after the one with `tag`: the first id from `tag + seed` on (cyclic) that is not forbidden."""
     token_id = (tag + seed) % vocab_size
     while token_id in forbidden_ids:
@@ -166,6 +166,9 @@ class FakeRunner:
 
     def choose(self, part: SequenceSlice, tag: int) -> SampledToken:
         """The next token after the last one, which has `tag`."""
-        token_id = choose_token(tag, self.vocab_size, part.forbidden_ids, part.sampling.seed)
+        forbidden: set[int] = set(part.forbidden_ids)
+        if part.constraint is not None:
+            forbidden.update(np.flatnonzero(~part.constraint.mask()).tolist())
+        token_id = choose_token(tag, self.vocab_size, forbidden, part.sampling.seed)
         logprobs = TokenLogprobs(-0.5, (token_id,), (-0.5,)) if part.sampling.logprobs is not None else None
         return SampledToken(part.request_id, token_id, logprobs)

@@ -42,12 +42,9 @@ class TokenConstraint:
     def mask(self) -> npt.NDArray[np.bool_]:
         """Which tokens may come next, [vocabulary]; of special tokens only those that end a sequence ever may.
 
-        A grammar that turned out too complex to follow allows everything; `advance` then says so.
+        A grammar that turned out too complex to follow allows the end alone; `advance` then says so.
         """
-        try:
-            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        except ValueError:
-            return np.ones(self._vocab_size, np.bool_)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
 
     def advance(self, token_ids: Sequence[int]) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from twostroke.engine.block_manager import BlockManager
 from twostroke.engine.block_table import BlockTables
+from twostroke.engine.constraint import TokenConstraint
 from twostroke.engine.deadlines import Deadlines
 from twostroke.engine.finish import FinishRules
 from twostroke.engine.handover import Handover, Reservation
@@ -64,6 +65,7 @@ class Engine:
         self._request_ids = itertools.count(1)
         self._deadlines = Deadlines()
         self._final_outputs: list[SequenceOutput] = []
+        self._broken: list[tuple[Sequence, RequestError]] = []
         self._handovers: list[Handover] = []
         self._reservations: list[Reservation] = []
         self._cancellations: list[SequenceKey] = []
@@ -94,14 +96,22 @@ class Engine:
         deadline = self._deadlines.next
         return None if deadline is None else max(0.0, deadline - self._clock())
 
-    def add(self, request: GenerationRequest) -> None:
+    def add(self, request: GenerationRequest, constraint: TokenConstraint | None = None) -> None:
         """Queue a request; each of its `n` sequences has a final event of its own.
+
+        Args:
+            request: What to run.
+            constraint: Of `request.constraint`, advanced by the output so far; each sequence gets its own copy.
 
         Raises:
             InvalidRequestError: It can never run here.
             OverloadedError: Too many wait already.
         """
         max_tokens = check_request(request, self._limits)
+        if (request.constraint is None) != (constraint is None):
+            raise InvalidRequestError(
+                "a compiled constraint goes with a request that has one, and only then", "constraint"
+            )
         for key in request.keys:
             if self._sequences.get(key) is not None:
                 raise InvalidRequestError(f"sequence {key} is known here already", "key")
@@ -112,6 +122,7 @@ class Engine:
         leader = self._siblings.awaited_by(request, self._sequences.of_client(request.key.client_id, None))
         for one in request.sequences():
             sequence = self._queue(one, max_tokens, leader)
+            sequence.constraint = None if constraint is None else constraint.copy()
             leader = leader or sequence
         self._stalled = False
 
@@ -293,8 +304,12 @@ class Engine:
             sequence = self._running(token.request_id)
             if sequence.leader is not None:
                 sequence.take_over_prompt(sequence.leader)
-            sequence.append(token.token_id)
-            finish = sequence.rules.finish(token.token_id, sequence.output_tokens, len(sequence.token_ids))
+            try:
+                sequence.append(token.token_id)
+            except RequestError as error:
+                self._broken.append((sequence, error))
+                continue
+            finish = sequence.finish()
             made.append(Made(sequence, token, finish))
         self._output_tokens += len(made)
         return made
@@ -313,6 +328,9 @@ class Engine:
         for one in reversed(made):
             if one.finish is not None:
                 self._end(one.sequence)
+        broken, self._broken = self._broken, []
+        for sequence, error in broken:
+            self._give_up(sequence, error)
         return outputs
 
     def _queue(self, request: GenerationRequest, max_tokens: int, leader: Sequence | None) -> Sequence:

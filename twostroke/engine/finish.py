@@ -3,8 +3,9 @@
 A token ends its sequence, by the first rule that applies:
 
 1. the model's end-of-sequence ids, unless `ignore_eos`, and `stop_token_ids` end it with `STOP`;
-2. the output has `max_tokens` tokens (those made by other workers included): `LENGTH`;
-3. prompt and output fill `max_model_len`: `LENGTH`.
+2. the output is complete by its grammar, and cannot go on: `STOP`;
+3. the output has `max_tokens` tokens (those made by other workers included): `LENGTH`;
+4. prompt and output fill `max_model_len`: `LENGTH`.
 
 While the output is shorter than `min_tokens`, the ids of rule 1 are forbidden. The token that ends a sequence is part
 of its output. Stop *strings* are the frontend's business: it sees text.
@@ -49,16 +50,19 @@ class FinishRules:
         """Ids that must not be chosen as output token number `output_index` (from 0), sorted."""
         return self._sorted_ending_ids if output_index < self.min_tokens else ()
 
-    def finish(self, token_id: int, output_tokens: int, total_tokens: int) -> Finish | None:
+    def finish(self, token_id: int, output_tokens: int, total_tokens: int, *, complete: bool = False) -> Finish | None:
         """Whether `token_id` ends the sequence.
 
         Args:
             token_id: The newest token.
             output_tokens: Length of the whole output, this token included.
             total_tokens: Length of prompt and output.
+            complete: The output's grammar allows nothing more.
         """
         if token_id in self._ending_ids:
             return Finish(FinishReason.STOP, token_id)
+        if complete:
+            return Finish(FinishReason.STOP)
         if output_tokens >= self.max_tokens or total_tokens >= self.max_model_len:
             return Finish(FinishReason.LENGTH)
         return None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
+from twostroke.engine.constraint import TokenConstraint
 from twostroke.engine.token_history import TokenHistory
 from twostroke.protocol.prompt_logprobs import PromptLogprobs
 from twostroke.protocol.responses import TokenLogprobs
@@ -42,6 +43,7 @@ class SequenceSlice:
         output_index: Index in the whole output of the token to sample; keys the random numbers.
         forbidden_ids: Token ids that must not be chosen now (`min_tokens`, `bad_words`), sorted.
         history: The tokens so far, for penalties; None without any.
+        constraint: Which tokens may come at all; None for every one. Only read here.
         prompt_targets: The prompt tokens that follow the slice's first ones and whose logprobs are asked for.
         siblings: Sequences that are sampled from the last token's logits too.
     """
@@ -55,6 +57,7 @@ class SequenceSlice:
     output_index: int
     forbidden_ids: tuple[int, ...] = ()
     history: TokenHistory | None = None
+    constraint: TokenConstraint | None = None
     prompt_targets: Sequence[int] = ()
     siblings: Sequence[Sibling] = ()
 

@@ -70,6 +70,9 @@ def _forbid(logits: torch.Tensor, slices: Sequence[SequenceSlice]) -> None:
     for row, part in enumerate(slices):
         if part.forbidden_ids:
             logits[row, list(part.forbidden_ids)] = float("-inf")
+        if part.constraint is not None:
+            allowed = torch.from_numpy(part.constraint.mask()).to(logits.device)
+            logits[row].masked_fill_(~allowed, float("-inf"))
 
 
 def _shape(logits: torch.Tensor, slices: Sequence[SequenceSlice], rows: list[int]) -> torch.Tensor:

@@ -245,6 +245,7 @@ def _slice(sequence: Sequence, count: int) -> SequenceSlice:
         output_index=sequence.output_tokens,
         forbidden_ids=sequence.forbidden_ids(),
         history=sequence.history,
+        constraint=sequence.constraint,
         prompt_targets=sequence.prompt_targets(start, end),
         siblings=[Sibling(one.request_id, one.request.sampling) for one in sequence.followers] if sample else (),
     )

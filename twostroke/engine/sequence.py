@@ -28,7 +28,8 @@ of the `remaining` ones, and when none remain the last position's logits give th
 import enum
 
 from twostroke.engine.bad_words import BadWords
-from twostroke.engine.finish import FinishRules
+from twostroke.engine.constraint import TokenConstraint
+from twostroke.engine.finish import Finish, FinishRules
 from twostroke.engine.token_history import TokenHistory
 from twostroke.protocol.blockhash import block_hash, root_hash
 from twostroke.protocol.ids import SequenceKey
@@ -82,6 +83,7 @@ class Sequence:
         landing: Index in `blocks` of the first that a KV transfer fills.
         cached_tokens: Prompt tokens found in the prefix cache when it was first admitted; None before.
         history: The tokens so far, for penalties; None without any.
+        constraint: Follows the output through its grammar; None without one. Given right after construction.
         leader: The sibling that it follows; None for a sequence that goes its own way.
         followers: Its siblings that follow it, by index.
 
@@ -114,6 +116,7 @@ class Sequence:
         self.landing = 0
         self.cached_tokens: int | None = None
         sampling, output = request.sampling, self.token_ids[self.prompt_tokens :]
+        self.constraint: TokenConstraint | None = None
         self.history: TokenHistory | None = None
         if sampling.penalized:
             self.history = TokenHistory.wanted(sampling, self.token_ids[: self.prompt_tokens], output)
@@ -167,10 +170,21 @@ class Sequence:
         self._prompt_scores = leader._prompt_scores  # noqa: SLF001 - likewise
 
     def append(self, token_id: int) -> None:
-        """The output got another token."""
+        """The output got another token.
+
+        Raises:
+            InvalidRequestError: Its grammar does not allow that token; nothing has changed.
+        """
+        if self.constraint is not None:
+            self.constraint.advance((token_id,))
         self.token_ids.append(token_id)
         if self.history is not None:
             self.history.add(token_id)
+
+    def finish(self) -> Finish | None:
+        """Whether the newest token ends the output, and how."""
+        complete = self.constraint is not None and self.constraint.finished
+        return self.rules.finish(self.token_ids[-1], self.output_tokens, len(self.token_ids), complete=complete)
 
     def forbidden_ids(self) -> tuple[int, ...]:
         """Tokens that must not come next, sorted."""

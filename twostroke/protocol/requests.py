@@ -8,6 +8,7 @@ from typing import Self
 
 import msgspec
 
+from twostroke.protocol.constraint import Constraint
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.sampling import SamplingParams
 from twostroke.protocol.tokens import TOKEN_BYTES, token_count
@@ -39,6 +40,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate
         phase: Which part of the life to run. `CONTEXT_ONLY` makes one token and leases the blocks; `GENERATION_ONLY`
             takes over from `context_phase_params`, whose first tokens are also the tail of `generated_ids`.
         context_phase_params: For `GENERATION_ONLY` only.
+        constraint: What the text of the output must look like; None for anything.
         cache_salt: Separates prefix caches; part of the block hash.
         deadline_s: Seconds from arrival after which the worker ends the request with `DeadlineError`; None for never.
         n: How many sequences: indexes 0 to n - 1, one prefill for all. Each then goes its own way (`sequences`), so
@@ -54,6 +56,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate
     generated_ids: bytes = b""
     phase: Phase = Phase.FULL
     context_phase_params: ContextPhaseParams | None = None
+    constraint: Constraint | None = None
     cache_salt: str = ""
     deadline_s: float | None = None
     n: int = 1

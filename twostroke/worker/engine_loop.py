@@ -17,13 +17,15 @@ from typing import Protocol
 import msgspec
 import structlog
 
+from twostroke.engine.constraint_compiler import ConstraintCompiler
 from twostroke.engine.engine import Engine
-from twostroke.protocol.errors import OverloadedError, RequestError
+from twostroke.protocol.errors import AbortedError, OverloadedError, RequestError
 from twostroke.protocol.ids import frontend_of
 from twostroke.protocol.requests import Abort, Drain, GenerationRequest, Shutdown
 from twostroke.protocol.responses import ResponseBatch, SequenceOutput
 from twostroke.protocol.tokens import token_count
 from twostroke.protocol.worker import WorkerLoad
+from twostroke.worker.constraint_gate import ConstraintGate, Held
 from twostroke.worker.inbox import FrontendGone, Inbox, InboxItem, PartCrashed, Received, Terminate, Wake
 from twostroke.worker.pulse import Pulse
 from twostroke.worker.role_part import RolePart
@@ -70,6 +72,7 @@ class EngineLoop:
         inbox: Where messages arrive.
         responder: Where outputs go.
         pulse: What other threads may know.
+        compiler: Compiles the constraints of requests; None for a worker that cannot.
         clock: Seconds that never go back.
     """
 
@@ -82,6 +85,7 @@ class EngineLoop:
         inbox: Inbox,
         responder: Responder,
         pulse: Pulse,
+        compiler: ConstraintCompiler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -96,6 +100,7 @@ class EngineLoop:
         self._stop_at = 0.0  # when STOPPING gives up what is left
         self._close_by = 0.0  # when everything must be closed
         self._refusals: list[SequenceOutput] = []
+        self._gate = ConstraintGate(compiler, inbox.wake, clock)
 
     @property
     def stage(self) -> LoopStage:
@@ -120,6 +125,8 @@ class EngineLoop:
 
     def _go_round(self) -> None:
         self._take_inbound()
+        for held in self._gate.take_ready():
+            self._admit_held(held)
         self._role_part.before_step()
         outputs = self._refused() + self._engine.step() + self._role_part.after_step()
         self._pulse.beat(self._load())  # first, so that whoever has an answer finds the load that goes with it
@@ -139,11 +146,11 @@ class EngineLoop:
 
     def _idle_s(self) -> float | None:
         """How long there is nothing to do: None until something arrives, 0 for no time."""
-        if self._engine.has_work or self._refusals:
+        if self._engine.has_work or self._refusals or self._gate.ready:
             return 0
         waits = [self._engine.seconds_to_deadline()]
         if self._stage is LoopStage.STOPPING:
-            waits.append(max(0.0, self._stop_at - self._clock()) if self._engine.unfinished else 0.0)
+            waits.append(max(0.0, self._stop_at - self._clock()) if self._unfinished else 0.0)
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _take(self, item: InboxItem) -> None:
@@ -172,23 +179,48 @@ class EngineLoop:
             if self._stage is not LoopStage.SERVING:
                 raise OverloadedError("this worker is draining and takes no new request; another one can")
             self._role_part.check(request)
-            self._engine.add(request)
+            if request.constraint is None:
+                self._engine.add(request)
+            else:
+                self._gate.hold(request)
         except RequestError as error:
-            self._refusals.append(
-                SequenceOutput(request.key, token_count(request.generated_ids), error=error.to_info())
-            )
+            self._refuse(request, error)
+
+    def _admit_held(self, held: Held) -> None:
+        """The grammar of a held request is there, or known to be wrong."""
+        request, outcome = held.remaining(self._clock()), held.outcome()
+        try:
+            if isinstance(outcome, RequestError):
+                raise outcome
+            self._engine.add(request, outcome)
+        except RequestError as error:
+            self._refuse(request, error)
+        else:
+            for abort in held.aborts:
+                self._engine.abort(abort.client_id, abort.index)
 
     def _abort(self, client_id: int, index: int | None) -> None:
-        if not self._engine.abort(client_id, index):
+        held = self._gate.abort(Abort(client_id, index))
+        if not self._engine.abort(client_id, index) and not held:
             self._log.warning("nothing to abort", client_id=f"{client_id:016x}", index=index)
 
     def _abort_all(self, frontend_id: int) -> None:
         """Give up every request of one frontend, leases included."""
-        for client_id in self._engine.client_ids():
+        for client_id in self._engine.client_ids() | self._gate.client_ids():
             if frontend_of(client_id) == frontend_id:
+                self._gate.abort(Abort(client_id))
                 self._engine.abort(client_id)
 
     # --- outbound ---
+
+    @property
+    def _unfinished(self) -> bool:
+        return self._engine.unfinished or bool(len(self._gate))
+
+    def _refuse(self, request: GenerationRequest, error: RequestError) -> None:
+        """Every sequence of the request ends with `error`."""
+        offset = token_count(request.generated_ids)
+        self._refusals += [SequenceOutput(key, offset, error=error.to_info()) for key in request.keys]
 
     def _refused(self) -> list[SequenceOutput]:
         refusals, self._refusals = self._refusals, []
@@ -238,10 +270,12 @@ class EngineLoop:
     def _stop_if_due(self) -> None:
         if self._stage is not LoopStage.STOPPING:
             return
-        if self._engine.unfinished and self._clock() < self._stop_at:
+        if self._unfinished and self._clock() < self._stop_at:
             return
+        for held in self._gate.take_all():
+            self._refuse(held.request, AbortedError("this worker ends"))
         for client_id in self._engine.client_ids():
             self._engine.abort(client_id)
         # With nothing left to run, this step only gives the final events.
-        self._answer(self._engine.step() + self._role_part.after_step())
+        self._answer(self._refused() + self._engine.step() + self._role_part.after_step())
         self._move(LoopStage.STOPPED)

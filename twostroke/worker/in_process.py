@@ -23,7 +23,7 @@ from twostroke.protocol.responses import ResponseBatch
 from twostroke.protocol.worker import Role, WorkerDescription, WorkerLoad
 from twostroke.worker.engine_loop import EngineLoop
 from twostroke.worker.inbox import Inbox, Received
-from twostroke.worker.loading import describe_worker, load_model_runner
+from twostroke.worker.loading import describe_worker, load_constraint_compiler, load_model_runner
 from twostroke.worker.pulse import Pulse
 from twostroke.worker.role_part import AggregatedPart
 
@@ -55,6 +55,7 @@ class InProcessExecutor(GenerationExecutor):
             inbox=self._inbox,
             responder=self,
             pulse=self._pulse,
+            compiler=load_constraint_compiler(model, runner.facts),
         )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._starting = threading.Lock()

@@ -1,10 +1,15 @@
 """From configuration to an engine with a loaded model, and to what frontends are told of it."""
 
 from collections.abc import Callable
+from pathlib import Path
 
+import structlog
+
+from twostroke.engine.constraint_compiler import ConstraintCompiler
 from twostroke.engine.engine import Engine
-from twostroke.engine.interfaces import Runner
+from twostroke.engine.interfaces import ModelFacts, Runner
 from twostroke.protocol.config import EngineConfig, ModelConfig
+from twostroke.protocol.errors import ModelError
 from twostroke.protocol.worker import Role, WorkerDescription
 
 LoadRunner = Callable[[ModelConfig, EngineConfig, Callable[[str], None]], Runner]
@@ -25,6 +30,21 @@ def load_model_runner(model: ModelConfig, config: EngineConfig, progress: Callab
     return ModelRunner.load(
         model, config.kv_cache, config.max_batched_tokens, config.max_sequences, config.threads, progress
     )
+
+
+def load_constraint_compiler(model: ModelConfig, facts: ModelFacts) -> ConstraintCompiler | None:
+    """What compiles the constraints of requests; None, with a warning, for a model without a usable `tokenizer.json`.
+
+    Loaded with the model, since it stops the interpreter for a second or more: later, heartbeats would stop with it.
+    """
+    folder = Path(model.path).expanduser()
+    if not model.path or not (folder / "tokenizer.json").is_file():
+        return None
+    try:
+        return ConstraintCompiler.load(folder, facts)
+    except ModelError as error:
+        structlog.get_logger(__name__).warning("no structured output", reason=str(error))
+        return None
 
 
 def describe_worker(

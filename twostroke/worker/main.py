@@ -29,7 +29,7 @@ from twostroke.protocol.worker import InitProgress, WorkerFailed, WorkerIdentity
 from twostroke.worker.engine_loop import EngineLoop
 from twostroke.worker.inbox import Inbox, Terminate
 from twostroke.worker.io_thread import IoThread
-from twostroke.worker.loading import LoadRunner, describe_worker, load_model_runner
+from twostroke.worker.loading import LoadRunner, describe_worker, load_constraint_compiler, load_model_runner
 from twostroke.worker.pulse import Pulse
 from twostroke.worker.role_part import AggregatedPart, MakeRolePart, RoleContext
 
@@ -130,6 +130,7 @@ class Worker:
             inbox=self._inbox,
             responder=self._io,
             pulse=self._pulse,
+            compiler=load_constraint_compiler(spec.model, runner.facts),
         )
         self._pulse.beat(engine.load())
         description = describe_worker(engine, spec.role, spec.model, spec.engine, self._address)
