@@ -55,7 +55,7 @@ def test_a_wrong_setting_is_one_line_and_exit_status_2(runner: CliRunner, tmp_pa
     file.write_text("context: {max_sequences: none}\n")
     result = runner.invoke(app, [command, "--config", str(file)])
     assert result.exit_code == 2
-    assert result.stderr == f"twostroke: error: {file}: context.max_sequences: Expected `int`, got `str`\n"
+    assert result.stderr == f"twostroke: error: {file}: context.max_sequences: expected a whole number, got 'none'\n"
 
 
 def test_a_missing_model_is_one_line_and_exit_status_2(runner: CliRunner) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.cli.settings import check_model_path, load_settings
+from twostroke.cli.settings import check_folder_is_whole, check_model_path, load_settings
 from twostroke.protocol.config import ClusterConfig, Dtype
 from twostroke.protocol.errors import ConfigError
 
@@ -47,9 +47,14 @@ def test_options_win_over_assignments_over_the_file(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("router: {prot: 1}", r"cluster.yaml: router: Object contains unknown field `prot`"),
-        ("router: {port: 70000}", r"cluster.yaml: router.port: Expected `int` <= 65535"),
-        ("generation: {kv_cache: {block_size: 0}}", r"generation.kv_cache.block_size: Expected `int` >= 1"),
+        ("router: {prot: 1}", r"cluster.yaml: router.prot: there is no such setting; there are host, port, "),
+        ("router: {port: 70000}", r"cluster.yaml: router.port: expected a whole number <= 65535, got 70000"),
+        (
+            "generation: {kv_cache: {block_size: 0}}",
+            r"generation.kv_cache.block_size: expected a whole number >= 1, got 0",
+        ),
+        ("router: {port: 1, port: 2}", r"cluster.yaml: no valid YAML: `port` is set twice .*line 1"),
+        ("1: {port: 1}", r"cluster.yaml: every name of a setting must be a text"),
         ("- a list", r"cluster.yaml: expected a mapping of sections"),
         ("router: {port: [", r"cluster.yaml: no valid YAML: .*line 1"),
         (
@@ -70,7 +75,7 @@ def test_mistakes_in_the_file_are_named_with_their_place(tmp_path: Path, text: s
     ("assignment", "message"),
     [
         ("router.port", "expected dotted.path=value"),
-        ("router.port=x", "options: router.port: Expected `int`, got `str`"),
+        ("router.port=x", "options: router.port: expected a whole number, got 'x'"),
         ("router.port.deep=1", "`port` is no section but 9000"),
         ("router.port=[", "the value is no valid YAML"),
     ],
@@ -106,3 +111,28 @@ def test_folders_without_a_model_are_refused(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
         check_model_path(path)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["config.json", "model.safetensors"], "holds no tokenizer.json; save the tokenizer"),
+        (["config.json", "tokenizer.json", "pytorch_model.bin"], "holds none of model.safetensors, .*convert"),
+    ],
+)
+def test_a_folder_that_lacks_a_part_is_refused_before_anything_starts(
+    tmp_path: Path, files: list[str], message: str
+) -> None:
+    """The servers would say so too, but only after the model libraries are loaded."""
+    for name in files:
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=message):
+        check_folder_is_whole(str(tmp_path))
+
+
+def test_whole_folders_and_hub_names_pass(tmp_path: Path) -> None:
+    """A sharded model has an index instead of one file."""
+    for name in ("config.json", "tokenizer.json", "model.safetensors.index.json"):
+        (tmp_path / name).touch()
+    check_folder_is_whole(str(tmp_path))
+    check_folder_is_whole("someone/some-model")

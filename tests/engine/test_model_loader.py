@@ -41,6 +41,23 @@ def test_generation_config_names_the_end_tokens(copy: Path) -> None:
     assert load_model(ModelConfig(path=str(copy))).eos_token_ids == (4, 9)
 
 
+@pytest.mark.parametrize("content", ["{not json", "[1]", '{"eos_token_id": "<end>"}', '{"eos_token_id": [1, null]}'])
+def test_a_generation_config_that_cannot_be_read_is_refused_by_name(copy: Path, content: str) -> None:
+    """The folder is at fault, not the worker; a text instead of an id must not reach the wire."""
+    (copy / "generation_config.json").write_text(content)
+    with pytest.raises(ModelError, match=r"copy/generation_config.json cannot be read: .*; correct it or remove it"):
+        load_model(ModelConfig(path=str(copy)))
+
+
+@pytest.mark.parametrize("kept", [0, 5, 2000])
+def test_a_weight_file_that_was_copied_in_part_is_refused(copy: Path, kept: int) -> None:
+    """Nothing, half a header, or half the tensors of it."""
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept])
+    with pytest.raises(ModelError, match=r"copy: a weight file is damaged or was copied only in part"):
+        load_model(ModelConfig(path=str(copy)))
+
+
 def test_settings_that_do_not_fit_are_refused(llama: Path) -> None:
     """A length above the model's limit (both numbers are named), and a dtype that is not served on CPU."""
     with pytest.raises(ConfigError, match=r"model.max_model_len: 513 is above the model's limit of 512"):

@@ -25,7 +25,8 @@ def reported(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except TwostrokeError as error:
-            sys.stderr.write(f"twostroke: error: {error}\n")
+            words = " ".join(str(error).split())  # libraries whose errors are passed on may write paragraphs
+            sys.stderr.write(f"twostroke: error: {words}\n")
             wrong_config = isinstance(error, ConfigError | ModelError)
             raise typer.Exit(EXIT_WRONG_CONFIG if wrong_config else EXIT_FAILURE) from error
 

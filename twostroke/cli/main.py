@@ -21,7 +21,7 @@ from twostroke.cli import options
 from twostroke.cli.errors import reported
 from twostroke.cli.model.commands import app as model_app
 from twostroke.cli.model.commands import fetch_with_progress
-from twostroke.cli.settings import Overrides, check_model_path, load_settings, with_model
+from twostroke.cli.settings import Overrides, check_folder_is_whole, check_model_path, load_settings, with_model
 from twostroke.ipc.logs import configure_logs
 from twostroke.ipc.supervise import announce_progress, die_with_supervisor
 from twostroke.protocol.config import ClusterConfig
@@ -66,6 +66,7 @@ def up(
         "router.port": port,
     }
     config = _with_some_model(load_settings(config_file, assignments or (), overrides))
+    check_folder_is_whole(config.model.path)
     from twostroke.cli.up.command import run
 
     raise typer.Exit(run(config, log_dir))
@@ -92,6 +93,7 @@ def serve(
         "aggregated.port": port,
     }
     config = _with_some_model(load_settings(config_file, assignments or (), overrides))
+    check_folder_is_whole(config.model.path)
     from twostroke.frontend.serve import run
 
     _run_part(run, config)

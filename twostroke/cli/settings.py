@@ -4,14 +4,17 @@ Options win over the file, the file over the defaults. `--set context.kv_cache.b
 what has no option.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import yaml
 
 from twostroke.protocol.config import ClusterConfig, parse_config
 from twostroke.protocol.errors import ConfigError
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 Overrides = Mapping[str, object]
 """Dotted path to value; None leaves the file's value."""
@@ -40,13 +43,25 @@ def load_settings(
     return parse_config(document, _source(file, with_options=bool(assignments or given)))
 
 
+class _OnceEachLoader(yaml.SafeLoader):
+    """YAML without code, in which a setting may stand once: PyYAML would let the last one win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002  (as in the base class)
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"`{twice}` is set twice", node.start_mark)
+        return super().construct_mapping(node, deep=deep)
+
+
 def _read(file: Path | None) -> dict[object, object]:
     if file is None:
         return {}
     try:
-        document = yaml.safe_load(file.read_text())
+        document = yaml.load(file.read_text(), _OnceEachLoader)  # noqa: S506  (a safe loader)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{file}: cannot be read: {reason}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: no valid YAML: {' '.join(str(error).split())}") from None
     if document is None:
@@ -87,6 +102,21 @@ def _source(file: Path | None, *, with_options: bool) -> str:
 def with_model(config: ClusterConfig, path: str) -> ClusterConfig:
     """The same configuration for the model at `path`."""
     return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=path))
+
+
+def check_folder_is_whole(path: str) -> None:
+    """Look for what a server will read, before processes are started that would find it missing much later.
+
+    Raises:
+        ConfigError: The local folder holds no tokenizer or no weights. A hub name is not looked at.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return
+    if not (folder / "tokenizer.json").is_file():
+        raise ConfigError(f"model.path: {path} holds no tokenizer.json; save the tokenizer in its fast form there")
+    if not any((folder / name).is_file() for name in _WEIGHTS):
+        raise ConfigError(f"model.path: {path} holds none of {', '.join(_WEIGHTS)}; convert the weights to safetensors")
 
 
 def check_model_path(path: str) -> str:

@@ -1,14 +1,15 @@
 """Loads a model folder with the model library, and says what the engine must know of it."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import transformers
 from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
 
 from twostroke.engine.library_attention import ATTENTION_NAME, register
 from twostroke.engine.model_support import check_config, check_rope
@@ -19,6 +20,12 @@ _TORCH_DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
 _WEIGHT_INDEX = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
 _DOWNLOADED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
+
+
+class _GenerationConfig(msgspec.Struct):
+    """What the engine needs of `generation_config.json`."""
+
+    eos_token_id: int | list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +66,9 @@ def load_model(model: ModelConfig) -> LoadedModel:
     max_model_len = choose_max_model_len(config, model.max_model_len)
     check_rope(config, max_model_len)
     dtype = choose_dtype(config, model.dtype)
+    eos_token_ids = read_eos_ids(folder, config)  # before the library, which takes the file without a check
     module = _load_weights(folder, config, dtype)
-    return LoadedModel(module, module.config, digest, dtype, max_model_len, read_eos_ids(folder, config))
+    return LoadedModel(module, module.config, digest, dtype, max_model_len, eos_token_ids)
 
 
 def find_folder(path: str) -> Path:
@@ -140,9 +148,16 @@ def choose_dtype(config: Any, wanted: Dtype) -> torch.dtype:
 
 
 def read_eos_ids(folder: Path, config: Any) -> tuple[int, ...]:
-    """End-of-sequence ids from generation_config.json, or else from the config; ascending, empty if neither says."""
-    path = folder / "generation_config.json"
-    ids = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
+    """End-of-sequence ids from generation_config.json, or else from the config; ascending, empty if neither says.
+
+    Raises:
+        ModelError: generation_config.json is no JSON object, or its ids are no whole numbers.
+    """
+    file = folder / "generation_config.json"
+    try:
+        ids = msgspec.json.decode(file.read_bytes(), type=_GenerationConfig).eos_token_id if file.is_file() else None
+    except (OSError, msgspec.DecodeError) as error:
+        raise ModelError(f"{file} cannot be read: {error}; correct it or remove it") from error
     if ids is None:
         ids = getattr(config, "eos_token_id", None)
     if ids is None:
@@ -165,6 +180,8 @@ def _load_weights(folder: Path, config: Any, dtype: torch.dtype) -> Any:
             trust_remote_code=False,
             output_loading_info=True,
         )
+    except SafetensorError as error:
+        raise ModelError(f"{folder}: a weight file is damaged or was copied only in part: {error}") from error
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelError(f"{folder}: the model library cannot load this model: {error}") from error
     if report["missing_keys"]:  # the library would leave them random

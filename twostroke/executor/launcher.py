@@ -34,7 +34,6 @@ from twostroke.protocol.worker import (
 FAILED_WORLD_S = 5.0
 """How long a world that failed may take to end by itself."""
 
-_EXIT_CONFIG = 2  # a setting or the model is at fault
 _LAST_WORDS_MS = 50  # what a dead process sent may still be on its way through ZMQ
 
 log = structlog.get_logger(__name__)
@@ -141,7 +140,7 @@ class WorldLauncher:
             self._on_progress(status.text)
         elif isinstance(status, WorkerFailed):
             process.end(FAILED_WORLD_S)
-            kind = ConfigError if process.exit_code == _EXIT_CONFIG else EngineDeadError
+            kind = ConfigError if status.wrong_setting else EngineDeadError
             raise kind(f"the worker could not start (rank {status.rank}): {status.message}")
         elif isinstance(status, WorkerReady):
             return status.description

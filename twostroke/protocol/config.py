@@ -4,8 +4,7 @@
     context: {replicas: 2, max_batched_tokens: 4096, kv_cache: {block_size: 16}}
 
 Unknown keys, wrong types and values out of range are refused with their dotted path, for example
-`generation.kv_cache.block_size: Expected int >= 1`. A worker's launcher sends it the same
-structs.
+`generation.kv_cache.block_size: expected a whole number >= 1, got 0`. A worker's launcher sends it the same structs.
 """
 
 import enum
@@ -14,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+from twostroke.protocol.config_faults import explain
 from twostroke.protocol.errors import ConfigError
 from twostroke.protocol.worker import Role
 
@@ -270,14 +270,8 @@ def parse_config(document: object, source: str) -> ClusterConfig:
     Raises:
         ConfigError: With the dotted path of the first wrong setting.
     """
+    settings = {} if document is None else document
     try:
-        return msgspec.convert({} if document is None else document, ClusterConfig)
+        return msgspec.convert(settings, ClusterConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(_with_path(str(error), source)) from None
-
-
-def _with_path(message: str, source: str) -> str:
-    """Msgspec says "problem - at `$.a.b`"; users look for `a.b: problem`."""
-    problem, _, path = message.partition(" - at `$")
-    dotted = path.rstrip("`").lstrip(".")
-    return f"{source}: {dotted}: {problem}" if dotted else f"{source}: {problem}"
+        raise ConfigError(f"{source}: {explain(str(error), settings, ClusterConfig)}") from None

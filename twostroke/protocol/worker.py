@@ -67,11 +67,16 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """The world could not start; `message` says why and what to do."""
+    """The world could not start; `message` says why and what to do.
+
+    Attributes:
+        wrong_setting: A setting or the model is at fault: another start would not help.
+    """
 
     epoch: int
     rank: int
     message: str
+    wrong_setting: bool = False
 
 
 class InitProgress(msgspec.Struct, frozen=True, tag="progress"):

@@ -156,11 +156,11 @@ class Worker:
 
     def _fail_to_start(self, error: Exception) -> int:
         expected = isinstance(error, ConfigError | ModelError)
-        message = str(error) if expected else f"the worker could not start: {error!r}"
+        message = str(error) if expected else repr(error)
         if not expected:
             self._log.error("the worker could not start", exc_info=error)
         try:
-            self._io.report(WorkerFailed(self._spec.epoch, 0, message)).result(REPORT_S)
+            self._io.report(WorkerFailed(self._spec.epoch, 0, message, expected)).result(REPORT_S)
         except (ProtocolError, TimeoutError):
             sys.stderr.write(f"{message}\n")
         self._io.stop(message, FAREWELL_S)
@@ -183,7 +183,7 @@ def _report_unbound(spec: LaunchSpec, error: ConfigError) -> int:
     endpoint = WorkerEndpoint(msgspec.structs.replace(spec, secret=None))
     try:
         endpoint.report(_identity(spec.epoch))
-        endpoint.report(WorkerFailed(spec.epoch, 0, str(error)))
+        endpoint.report(WorkerFailed(spec.epoch, 0, str(error), wrong_setting=True))
     except ProtocolError:
         sys.stderr.write(f"{error}\n")
     finally:
