@@ -137,7 +137,11 @@ class ContextSide:
                 link.connection.close()
 
     def carry_out(self, actions: Iterable[ContextAction], now: float) -> None:
-        """Do what the protocol decided."""
+        """Do what the protocol decided.
+
+        A connection that breaks ends every lease on it, also those that a later action of the same list is about:
+        nothing is left to do for them.
+        """
         pending = deque(actions)
         while pending:
             match pending.popleft():
@@ -145,9 +149,9 @@ class ContextSide:
                     self._reply(route, message)
                 case StartWriting(key) as start:
                     self._jobs[key] = _Job(start)
-                case StopWriting(key):
+                case StopWriting(key) if key in self._jobs:
                     pending.extend(self._stop(key))
-                case BreakConnection(key, reason):
+                case BreakConnection(key, reason) if key in self._jobs:
                     self._break(self._jobs[key].inlet, reason, now)
                 case LeaseEnded() as ended:
                     self._emit(ended)
