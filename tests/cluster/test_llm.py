@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_both_forms_give_the_same_answers(folder: Path) -> None:
     """Texts and token ids may be mixed; answers come in the order of the prompts, with text and token ids."""
-    prompts = ["hello there", [5, 6, 7], "once upon a time"]
+    prompts: list[str | list[int]] = ["hello there", [5, 6, 7], "once upon a time"]
     answers = []
     for form in ("in_process", "ipc"):
         with LLM(folder, form=form, dtype="float32", engine=ENGINE) as llm:

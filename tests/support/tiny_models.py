@@ -108,6 +108,7 @@ def save_tiny_model(
     config = FAMILIES[family](**changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: Any = transformers.AutoModelForCausalLM.from_config(config)
+        library: Any = transformers
+        model = library.AutoModelForCausalLM.from_config(config)
     model.to(dtype).save_pretrained(folder)
     return folder
