@@ -6,6 +6,7 @@ GET  /v1/models                                what is served
 GET  /health                                   200 while the process lives and its executor is not dead
 GET  /ready                                    200 while requests can be taken
 GET  /metrics                                  Prometheus
+GET  /openapi.json                             all of this, for programs
 """
 
 import time
@@ -21,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from twostroke.executor.base import GenerationExecutor, HealthState
+from twostroke.frontend import openapi
 from twostroke.frontend.auth import ApiKeys, RequireApiKey
 from twostroke.frontend.chat import ChatSurface
 from twostroke.frontend.completions import CompletionSurface
@@ -34,7 +36,7 @@ from twostroke.frontend.tokenize import AnswerEndpoint, Tokenizing
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.config import ClusterConfig
 from twostroke.protocol.errors import TwostrokeError
-from twostroke.protocol.openai import ErrorObject, Model, ModelList
+from twostroke.protocol.openai import ErrorObject, HealthReport, Model, ModelList
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ def create_app(
             Route("/health", probes.health, methods=["GET"]),
             Route("/ready", probes.ready, methods=["GET"]),
             Route("/metrics", probes.metrics, methods=["GET"]),
+            Route(openapi.PATH, probes.openapi, methods=["GET"]),
         ],
         middleware=[Middleware(RequireApiKey, keys=options.api_keys)] if options.api_keys is not None else [],
         exception_handlers={HTTPException: _on_http_error, TwostrokeError: _on_error, Exception: _on_error},
@@ -152,17 +155,20 @@ class _Probes:
         """Dead only if a restart is the cure: starting and stopping are healthy."""
         health = self._executor.check_health()
         dead = health.state is HealthState.DEAD
-        return _json({"state": health.state.value, "reason": health.reason}, 503 if dead else 200)
+        return _json(HealthReport(health.state.value, health.reason), 503 if dead else 200)
 
     async def ready(self, _: Request) -> Response:
         health = self._executor.check_health()
         if self._in_flight.stopping:
-            return _json({"state": "stopping", "reason": "this server is shutting down"}, 503)
+            return _json(HealthReport("stopping", "this server is shutting down"), 503)
         ready = health.state is HealthState.READY
-        return _json({"state": health.state.value, "reason": health.reason}, 200 if ready else 503)
+        return _json(HealthReport(health.state.value, health.reason), 200 if ready else 503)
 
     async def metrics(self, _: Request) -> Response:
         return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def openapi(self, _: Request) -> Response:
+        return Response(openapi.document(), media_type="application/json")
 
     def _model(self) -> Model:
         model = served_model(self._executor)
@@ -177,7 +183,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """Starlette's own refusals: no such path, wrong method."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     message = f"{request.method} {request.url.path}: {getattr(error, 'detail', error)}"
-    return _problem(Problem(status, ErrorObject(message, "invalid_request_error")))
+    answer = _problem(Problem(status, ErrorObject(message, "invalid_request_error")))
+    if isinstance(error, HTTPException):
+        answer.headers.update(error.headers or {})  # which methods a path allows
+    return answer
 
 
 async def _on_error(_: Request, error: Exception) -> Response:

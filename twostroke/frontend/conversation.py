@@ -2,7 +2,7 @@
 
 from twostroke.frontend.chat_template import Conversation, Message
 from twostroke.protocol.errors import InvalidRequestError
-from twostroke.protocol.openai import NULL, ChatBody, ChatMessage, ContentPart, TokenizeBody
+from twostroke.protocol.openai import ChatBody, ChatMessage, ContentPart, TokenizeBody
 
 TEMPLATE_INPUTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """What a template gets from elsewhere than `chat_template_kwargs`."""
@@ -52,7 +52,7 @@ class Conversations:
 
 
 def _message(message: ChatMessage, param: str) -> Message:
-    if message.tool_calls is not NULL and bytes(message.tool_calls) not in (b"null", b"[]"):
+    if message.tool_calls:
         raise InvalidRequestError(f"{param}.tool_calls: tools are not supported yet", f"{param}.tool_calls")
     content = message.content
     if isinstance(content, list):

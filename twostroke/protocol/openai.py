@@ -182,7 +182,7 @@ class ChatMessage(msgspec.Struct, omit_defaults=True):
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: msgspec.Raw = NULL
+    tool_calls: list[Any] | None = None
     tool_call_id: str | None = None
 
 
@@ -423,6 +423,13 @@ class ModelList(msgspec.Struct):
 
     object: str
     data: list[Model]
+
+
+class HealthReport(msgspec.Struct):
+    """Answer of `/health` and `/ready`: a state, and for people the reason."""
+
+    state: str
+    reason: str
 
 
 class ErrorObject(msgspec.Struct, frozen=True):
