@@ -43,6 +43,7 @@ class EntryView(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float
     phases: list[PhaseView]
     attempt: int
+    n: int
     context_worker: str | None
     generation_worker: str | None
     prompt_tokens: int
@@ -126,6 +127,7 @@ def entry_view(entry: LedgerEntry, now_s: float) -> EntryView:
         age_s=until_s - entry.opened_s,
         phases=[PhaseView(move.phase, after - move.at_s) for move, after in zip(entry.moves, times[1:], strict=True)],
         attempt=entry.attempt,
+        n=entry.n,
         context_worker=entry.context_worker,
         generation_worker=entry.generation_worker,
         prompt_tokens=entry.prompt_tokens,

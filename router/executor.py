@@ -108,7 +108,7 @@ class RouterExecutor(GenerationExecutor):
         """A client id for a new request."""
         return self._client_ids.draw()
 
-    def submit_to(self, request: GenerationRequest, sink: ResultSink) -> None:
+    def submit_to(self, request: GenerationRequest, *sinks: ResultSink) -> None:
         """Run `request` on the cluster; see `GenerationExecutor`.
 
         Raises:
@@ -127,21 +127,21 @@ class RouterExecutor(GenerationExecutor):
         except OverloadedError:
             self._metrics.refused.inc()
             raise
-        life = RequestLife(self._context, request, sink)
+        life = RequestLife(self._context, request, sinks)
         self._lives[request.key.client_id] = life
         life.start()
 
     def abort_request(self, client_id: int, index: int | None = None) -> None:
-        """End a request at every worker that it is on; see `GenerationExecutor`."""
+        """End a request, or one index of it, at every worker that it is on; see `GenerationExecutor`."""
         life = self._lives.get(client_id)
-        if life is not None and index in (None, life.request.key.index):
-            life.cancel()
+        if life is not None:
+            life.cancel(index)
 
     def complete_request(self, client_id: int, index: int | None = None) -> None:
-        """End a request whose client has all of it; see `GenerationExecutor`."""
+        """End a request, or one index of it, whose client has all of it; see `GenerationExecutor`."""
         life = self._lives.get(client_id)
-        if life is not None and index in (None, life.request.key.index):
-            life.complete()
+        if life is not None:
+            life.complete(index)
 
     def check_health(self) -> Health:
         """READY while every needed role has an attached worker. It outlives its workers: only `shutdown` kills it."""

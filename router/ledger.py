@@ -70,11 +70,14 @@ class LedgerEntry:
     Attributes:
         client_id: Its name everywhere.
         prompt_tokens: Length of the prompt.
+        n: How many sequences it is for. The phase is that of the one that is furthest; at the end FAILED if any failed,
+            else CANCELLED if any was given up.
         moves: Every phase so far, in order, with the time of entering it; the last is the present one.
         attempt: How often its context phase was placed before.
         context_worker: Address of the worker of the context phase; None before it is placed, or if one aggregated
             worker runs both phases.
-        generation_worker: Address of the worker of the generation phase.
+        generation_worker: Address of the worker of the generation phase; of several sequences, of the one that was
+            placed last.
         output_tokens: Tokens that the client got; set at the end.
         cached_tokens: Prompt tokens that the context worker found in its prefix cache.
         error: What the client was told, if the request failed.
@@ -82,6 +85,7 @@ class LedgerEntry:
 
     client_id: int
     prompt_tokens: int
+    n: int = 1
     moves: list[PhaseMove] = field(default_factory=list)
     attempt: int = 0
     context_worker: str | None = None
@@ -125,7 +129,7 @@ class Ledger:
         self._ended: deque[LedgerEntry] = deque(maxlen=history)
         self._ended_counts: Counter[LedgerPhase] = Counter()
 
-    def open(self, client_id: int, prompt_tokens: int) -> LedgerEntry:
+    def open(self, client_id: int, prompt_tokens: int, n: int = 1) -> LedgerEntry:
         """Start an entry in `queued`.
 
         Raises:
@@ -133,7 +137,7 @@ class Ledger:
         """
         if client_id in self._open:
             raise ValueError(f"client id {client_id:016x} is in the ledger already")
-        entry = LedgerEntry(client_id, prompt_tokens, [PhaseMove(LedgerPhase.QUEUED, self._clock())])
+        entry = LedgerEntry(client_id, prompt_tokens, n, [PhaseMove(LedgerPhase.QUEUED, self._clock())])
         self._open[client_id] = entry
         return entry
 

@@ -1,8 +1,8 @@
-"""The sink of each submission to a worker: one leg of a request.
+"""The sinks of each submission to a worker: a leg for each sequence.
 
     open --output--> open
     open --final output or error--> closed
-    open --given up by the request--> closed     (the worker is told)
+    open --given up by the request--> closed     (the worker is told, or had never got it)
     closed --anything--> closed                  (late: dropped)
 
 A leg only sorts events; what follows from them is decided in `request_life`.
@@ -26,11 +26,6 @@ _log = structlog.get_logger(__name__)
 class LegOwner(Protocol):
     """The request that a leg belongs to."""
 
-    @property
-    def client(self) -> ResultSink:
-        """The sink of the whole request."""
-        ...
-
     def leg_output(self, leg: "Leg", output: SequenceOutput) -> None:
         """`leg` made tokens; if `output` is final, the leg ended well and is closed already."""
         ...
@@ -41,19 +36,21 @@ class LegOwner(Protocol):
 
 
 class Leg:
-    """What one worker does for one request: the `ResultSink` of one submission.
+    """What one worker does for one sequence: a `ResultSink` of one submission.
 
     Args:
         owner: The request.
+        client: The sink of the whole sequence.
         phase: The part of the request's life that the worker runs.
         key: Names the sequence, attempt included.
         claim: Counts the sequence on its worker until the leg is closed.
     """
 
-    __slots__ = ("claim", "key", "open", "owner", "phase")
+    __slots__ = ("claim", "client", "key", "open", "owner", "phase")
 
-    def __init__(self, owner: LegOwner, phase: Phase, key: SequenceKey, claim: Claim) -> None:
+    def __init__(self, owner: LegOwner, client: ResultSink, phase: Phase, key: SequenceKey, claim: Claim) -> None:
         self.owner = owner
+        self.client = client
         self.phase = phase
         self.key = key
         self.claim = claim
@@ -62,7 +59,7 @@ class Leg:
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The loop of the client's result."""
-        return self.owner.client.loop
+        return self.client.loop
 
     def feed(self, output: SequenceOutput) -> None:
         """Take one output; see `ResultSink`."""
@@ -83,18 +80,24 @@ class Leg:
 
     def wake(self) -> None:
         """Resume the reader of the client's result."""
-        self.owner.client.wake()
+        self.client.wake()
+
+    def drop(self) -> bool:
+        """Close the leg without telling its worker; whether it was open."""
+        was_open = self.open
+        if was_open:
+            self._close()
+        return was_open
 
     def give_up(self) -> None:
         """Close the leg and tell its worker; nothing happens if it is closed already."""
-        if self.open:
-            self._close()
+        if self.drop():
             self.abort_at_worker()
 
-    def abort_at_worker(self) -> None:
-        """Tell the worker to end the sequence: its computation, or the lease that a context phase left."""
+    def abort_at_worker(self, *, whole_request: bool = False) -> None:
+        """Tell the worker to end the sequence, or its whole request: computation, or leases of a context phase."""
         try:
-            self.claim.worker.link.abort_request(self.key.client_id, self.key.index)
+            self.claim.worker.link.abort_request(self.key.client_id, None if whole_request else self.key.index)
         except TwostrokeError as error:
             # The worker is gone, and with it what should be aborted.
             _log.debug("abort not sent", key=str(self.key), worker=self.claim.worker.address, reason=str(error))

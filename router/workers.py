@@ -46,7 +46,7 @@ class WorkerLink(Protocol):
         """Seconds since anything was heard of it."""
         ...
 
-    def submit_to(self, request: GenerationRequest, sink: ResultSink) -> None:
+    def submit_to(self, request: GenerationRequest, *sinks: ResultSink) -> None:
         """As `GenerationExecutor.submit_to`."""
         ...
 

@@ -326,7 +326,7 @@ async def test_broken_hand_over() -> None:
     async with fake_cluster() as cluster:
         client_id, sink = cluster.send()
         context = cluster.context()
-        context.leases.add(client_id)
+        context.leases.add((client_id, 0))
         context.answer(SequenceOutput(context.last.key, 0, pack_tokens([7]), finish_reason=FinishReason.HANDOVER))
         assert [type(error) for error in sink.errors] == [InternalRequestError]
         assert cluster.generation().requests == []

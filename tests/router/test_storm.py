@@ -38,7 +38,7 @@ class Storm:
     def __init__(self, cluster: FakeCluster, draw: random.Random) -> None:
         self.cluster = cluster
         self.draw = draw
-        self.sinks: dict[int, RecordingSink] = {}
+        self.sinks: dict[int, list[RecordingSink]] = {}
         self.made: dict[SequenceKey, int] = {}
         self.refused = 0
 
@@ -50,11 +50,12 @@ class Storm:
     def submit(self) -> None:
         """A new request."""
         try:
-            client_id, sink = self.cluster.send(self.draw.randint(1, 40))
+            n = self.draw.choice([1, 1, self.draw.randint(2, 4)])
+            client_id, sinks = self.cluster.send_all(n, self.draw.randint(1, 40))
         except OverloadedError:
             self.refused += 1
         else:
-            self.sinks[client_id] = sink
+            self.sinks[client_id] = sinks
 
     def answer(self) -> None:
         """Some worker answers some request: tokens, a repeat, the end, or an error."""
@@ -69,9 +70,10 @@ class Storm:
             self._answer_generation(worker, request)
 
     def abort(self) -> None:
-        """A client leaves; perhaps it left or ended before."""
+        """A client leaves, or gives one index up; perhaps it left or ended before."""
         if self.sinks:
-            self.cluster.executor.abort_request(self.draw.choice(list(self.sinks)[-12:]))
+            index = self.draw.choice([None, None, 0, 1, 2])
+            self.cluster.executor.abort_request(self.draw.choice(list(self.sinks)[-12:]), index)
 
     def kill(self) -> None:
         """A worker dies, and another epoch starts in its place."""
@@ -99,7 +101,7 @@ class Storm:
     def drain(self) -> None:
         """Every pending sequence is answered to its end."""
         for worker in list(self.cluster.workers.values()):
-            for request in list(worker.requests):
+            for request in [one for sent in worker.requests for one in sent.sequences()]:
                 if request.key in worker.sinks and request.phase is Phase.CONTEXT_ONLY:
                     worker.finish(request, 0, 1, reason=FinishReason.LENGTH)
                 elif request.key in worker.sinks:
@@ -113,7 +115,8 @@ class Storm:
             return None, None
         worker = self.draw.choice(workers)
         key = self.draw.choice(list(worker.sinks))
-        return worker, next(request for request in worker.requests if request.key == key)
+        sequences = (one for request in worker.requests for one in request.sequences())
+        return worker, next(one for one in sequences if one.key == key)
 
     def _answer_context(self, worker: FakeWorker, request: GenerationRequest) -> None:
         if self.draw.random() < 0.1:
@@ -138,7 +141,7 @@ class Storm:
     def _lease_read(self, request: GenerationRequest) -> None:
         """The generation worker decodes, so its transfer is done and the lease over."""
         for worker in self.cluster.workers.values():
-            worker.leases.discard(request.key.client_id)
+            worker.leases.discard((request.key.client_id, request.key.index))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -158,9 +161,9 @@ async def test_storm(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
             while len(cluster.executor.ledger):
                 storm.drain()
                 await asyncio.sleep(0.02)
-        finals = Counter(sink.finals for sink in storm.sinks.values())
-        assert finals == {1: len(storm.sinks)}
-        for sink in storm.sinks.values():
+        sinks = [sink for sinks in storm.sinks.values() for sink in sinks]
+        assert Counter(sink.finals for sink in sinks) == {1: len(sinks)}
+        for sink in sinks:
             got = [token for output in sink.outputs for token in unpack_tokens(output.token_ids)]
             assert got == list(range(1, len(got) + 1))
         ended = cluster.executor.ledger.ended_counts()

@@ -64,13 +64,14 @@ class FakeCluster:
         """The generation (or aggregated) worker of that number."""
         return self.workers[f"tcp://generation:{number + 1}"]
 
-    def request(self, prompt_tokens: int = 4, *, deadline_s: float | None = None) -> GenerationRequest:
+    def request(self, prompt_tokens: int = 4, *, deadline_s: float | None = None, n: int = 1) -> GenerationRequest:
         """A request with a fresh client id."""
         return GenerationRequest(
             key=SequenceKey(self.executor.draw_client_id()),
             prompt_ids=pack_tokens(range(1, prompt_tokens + 1)),
             sampling=SamplingParams(max_tokens=8),
             deadline_s=deadline_s,
+            n=n,
         )
 
     def send(self, prompt_tokens: int = 4, *, deadline_s: float | None = None) -> tuple[int, RecordingSink]:
@@ -79,6 +80,13 @@ class FakeCluster:
         sink = RecordingSink()
         self.executor.submit_to(request, sink)
         return request.key.client_id, sink
+
+    def send_all(self, n: int, prompt_tokens: int = 4) -> tuple[int, list[RecordingSink]]:
+        """Submit a request for `n` sequences; returns its client id and a sink for each."""
+        request = self.request(prompt_tokens, n=n)
+        sinks = [RecordingSink() for _ in range(n)]
+        self.executor.submit_to(request, *sinks)
+        return request.key.client_id, sinks
 
     def assert_clean(self) -> None:
         """No request is open, no sink is registered, no lease waits, nothing is counted on a worker."""

@@ -46,7 +46,7 @@ class FakeWorker:
         requests: Everything submitted, in order.
         sinks: Registered sinks by key; an entry leaves with its final event.
         aborts: Every abort, in order.
-        leases: Sequences whose blocks wait for a reader.
+        leases: Sequences whose blocks wait for a reader, by client id and index.
         refusal: If set, `submit_to` raises it.
         on_submit: If set, called after each submission.
         dead: Why it is dead, or None.
@@ -59,7 +59,7 @@ class FakeWorker:
     requests: list[GenerationRequest] = field(default_factory=list)
     sinks: dict[SequenceKey, ResultSink] = field(default_factory=dict)
     aborts: list[int] = field(default_factory=list)
-    leases: set[int] = field(default_factory=set)
+    leases: set[tuple[int, int]] = field(default_factory=set)
     refusal: TwostrokeError | None = None
     on_submit: Callable[["FakeWorker", GenerationRequest], None] | None = None
     dead: str | None = None
@@ -70,7 +70,7 @@ class FakeWorker:
         """The request submitted last."""
         return self.requests[-1]
 
-    def submit_to(self, request: GenerationRequest, sink: ResultSink) -> None:
+    def submit_to(self, request: GenerationRequest, *sinks: ResultSink) -> None:
         """Register and keep."""
         if self.dead is not None:
             raise EngineDeadError(self.dead)
@@ -78,15 +78,15 @@ class FakeWorker:
             raise self.refusal
         if request.key in self.sinks:
             raise ValueError(f"key {request.key} is registered already")
-        self.sinks[request.key] = sink
+        self.sinks |= zip(request.keys, sinks, strict=True)
         self.requests.append(request)
         if self.on_submit is not None:
             self.on_submit(self, request)
 
     def abort_request(self, client_id: int, index: int | None = None) -> None:
-        """Fail the sinks of the request at once, and end its lease."""
+        """Fail the sinks of the request, or of one index, at once, and end its lease."""
         self.aborts.append(client_id)
-        self.leases.discard(client_id)
+        self.leases -= {lease for lease in self.leases if lease[0] == client_id and index in (None, lease[1])}
         for key in [key for key in self.sinks if key.client_id == client_id and index in (None, key.index)]:
             self.sinks.pop(key).fail(AbortedError("aborted"))
 
@@ -128,10 +128,10 @@ class FakeWorker:
         self.answer(SequenceOutput(request.key, offset, pack_tokens(token_ids), finish_reason=reason))
 
     def hand_over(self, request: GenerationRequest, token_id: int = 7, cached: int = 0) -> None:
-        """Answer a context_only request with its first token; the lease begins."""
+        """Answer a context_only request, or one sequence of it, with its first token; the lease begins."""
         if request.key not in self.sinks:
             return  # aborted before: a real worker does not begin a lease then either
-        self.leases.add(request.key.client_id)
+        self.leases.add((request.key.client_id, request.key.index))
         first = pack_tokens([token_id])
         self.answer(
             SequenceOutput(

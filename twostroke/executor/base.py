@@ -2,8 +2,8 @@
 
 All forms behave alike (in-process, ipc, remote; the router is one too):
 
-* The sinks of a request, one for each of its `n` sequences, are registered before it is sent. Whether the engine is dead is checked before and after
-  registering, and the entry leaves when that check or the send fails.
+* The sinks of a request, one for each of its `n` sequences, are registered before it is sent. Whether the engine is
+  dead is checked before and after registering, and the entries leave when that check or the send fails.
 * Exactly one final event reaches a sink: a final `SequenceOutput` through `feed`, or `fail`.
 * A `RequestError` ends one request. Anything else ends the executor: the first such error is recorded, every pending
   sink gets it as `EngineDeadError`, and later submits raise it.

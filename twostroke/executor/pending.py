@@ -77,7 +77,8 @@ class PendingResults:
     def _withdraw(self, keys: Iterable[SequenceKey]) -> bool:
         """Remove the entries that are still there; whether any was."""
         with self._lock:
-            return any([self._take(key) is not None for key in keys])
+            taken = [self._take(key) for key in keys]
+        return any(sink is not None for sink in taken)
 
     def _take(self, key: SequenceKey) -> ResultSink | None:
         """Remove one entry; with the lock held."""
