@@ -86,8 +86,8 @@ async def test_a_wrong_completion_is_a_400_that_names_its_field(
         ),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
-            "messages[0].tool_calls",
-            "not supported yet",
+            "messages[0].tool_calls[0].type",
+            "missing",
         ),
         (
             {**CHAT, "continue_final_message": True, "add_generation_prompt": True},

@@ -24,8 +24,8 @@ def test_null_means_not_given() -> None:
 
 def test_unknown_fields_are_ignored_and_unserved_ones_are_kept_raw() -> None:
     """`user` and the like cost nothing; what may have to be refused stays undecoded until then."""
-    body = msgspec.json.decode(b'{"messages": [], "user": {"a": 1}, "tools": [1, 2]}', type=ChatBody)
-    assert bytes(body.tools) == b"[1, 2]"
+    body = msgspec.json.decode(b'{"messages": [], "user": {"a": 1}, "functions": [1, 2]}', type=ChatBody)
+    assert bytes(body.functions) == b"[1, 2]"
     assert body.n is NULL
 
 

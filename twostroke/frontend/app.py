@@ -34,7 +34,7 @@ from twostroke.frontend.intake import served_model
 from twostroke.frontend.metrics import FrontendMetrics
 from twostroke.frontend.tokenize import AnswerEndpoint, Tokenizing
 from twostroke.frontend.tokenizer import TextModel
-from twostroke.protocol.config import ClusterConfig
+from twostroke.protocol.config import ClusterConfig, ToolFamily
 from twostroke.protocol.errors import TwostrokeError
 from twostroke.protocol.openai import ErrorObject, HealthReport, Model, ModelList
 
@@ -49,6 +49,7 @@ class FrontendOptions:
         max_body_bytes: Longer bodies get 413.
         keep_alive_s: A stream that is silent for so long gets a comment, so that no proxy takes it for dead.
         allow_chat_template: Requests may bring a chat template of their own.
+        tool_family: The syntax of the model's tool calls.
         api_keys: Who may use `/v1/...`; None lets everybody.
     """
 
@@ -57,6 +58,7 @@ class FrontendOptions:
     max_body_bytes: int = 8 << 20
     keep_alive_s: float = 15.0
     allow_chat_template: bool = False
+    tool_family: ToolFamily = ToolFamily.AUTO
     api_keys: ApiKeys | None = None
 
     @classmethod
@@ -73,6 +75,7 @@ class FrontendOptions:
             max_body_bytes=config.frontend.max_body_bytes,
             keep_alive_s=config.frontend.keep_alive_s,
             allow_chat_template=config.frontend.allow_chat_template,
+            tool_family=config.frontend.tool_family,
             api_keys=None if keys_file is None else ApiKeys.load(keys_file),
         )
 
@@ -91,7 +94,9 @@ def create_app(
     in_flight = InFlight(executor, options.max_in_flight)
     metrics = FrontendMetrics(registry)
     limits = Limits(options.max_body_bytes, options.request_timeout_s, options.keep_alive_s)
-    conversations = Conversations(allow_templates=options.allow_chat_template)
+    conversations = Conversations(
+        allow_templates=options.allow_chat_template, template=text.chat_template, tool_family=options.tool_family
+    )
     completions, chat = (
         GenerationEndpoint(surface, executor, text, in_flight=in_flight, metrics=metrics, limits=limits)
         for surface in (CompletionSurface(executor, text), ChatSurface(executor, text, conversations))

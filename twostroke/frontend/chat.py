@@ -8,10 +8,12 @@ from twostroke.executor.base import GenerationExecutor
 from twostroke.frontend.conversation import Conversations
 from twostroke.frontend.intake import Intake, Prompt, Submission
 from twostroke.frontend.output import Piece, ScoredToken
-from twostroke.frontend.request_fields import OutputLimit, StreamUsage, decode_body
+from twostroke.frontend.request_fields import OutputLimit, decode_body
 from twostroke.frontend.sampling_fields import WantedLogprobs
+from twostroke.frontend.structured_output import read_constraint
 from twostroke.frontend.surface import AnswerWriter, Envelope, shown_ids, shown_prompt_logprobs
 from twostroke.frontend.tokenizer import TextModel
+from twostroke.frontend.tools.answers import SpokenAnswers
 from twostroke.protocol.errors import InvalidRequestError
 from twostroke.protocol.openai import (
     AssistantMessage,
@@ -55,13 +57,23 @@ class ChatSurface:
         if fields.echo:
             raise InvalidRequestError("echo is not supported in chats; use /v1/completions", "echo")
         wanted = WantedLogprobs(_logprobs(fields), prompt=fields.prompt_logprobs)
-        conversation = self._conversations.of(fields.messages, fields)
+        tools = self._conversations.tools(fields)
+        conversation = self._conversations.of(fields.messages, fields, tools)
+        constraint = await (read_constraint(fields) if tools is None else tools.constraint(fields))
         prompt = Prompt(await self._text.encode_chat(conversation), "messages")
-        return self._intake.submission(fields, [prompt], _limit(fields), wanted=wanted, deadline_s=deadline_s)
+        return self._intake.submission(
+            fields,
+            [prompt],
+            _limit(fields),
+            wanted=wanted,
+            deadline_s=deadline_s,
+            constraint=constraint,
+            tools=tools,
+        )
 
     def writer(self, submission: Submission) -> AnswerWriter:
         """A writer for the answer to `submission`."""
-        return _Writer(self._text, submission.model, submission.usage)
+        return _Writer(self._text, submission)
 
 
 def _limit(fields: ChatBody) -> OutputLimit:
@@ -85,17 +97,21 @@ def _logprobs(fields: ChatBody) -> int | None:
 class _Writer:
     """Writes the answer to one chat request."""
 
-    def __init__(self, text: TextModel, model: str, usage: StreamUsage) -> None:
+    def __init__(self, text: TextModel, submission: Submission) -> None:
         self._text = text
-        self._envelope = Envelope("chatcmpl", "chat.completion.chunk", model, usage)
+        self._spoken = SpokenAnswers(submission.tools)
+        self._envelope = Envelope("chatcmpl", "chat.completion.chunk", submission.model, submission.usage)
 
     def first(self, index: int) -> bytes:
         choice = ChatChunkChoice(index, Delta(role="assistant", content=""))
         return self._envelope.chunk(_ENCODER.encode(choice))
 
     def piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
-        delta = Delta(content=piece.text or None)
-        choice = ChatChunkChoice(index, delta, self._logprobs(piece.tokens), piece.finish_reason, shown_ids(piece))
+        spoken = self._spoken.add(index, piece.text, piece.finish_reason)
+        if spoken.empty and not piece.tokens and not piece.token_ids:
+            return b""  # perhaps the beginning of a tool call
+        delta = Delta(content=spoken.content or None, tool_calls=spoken.calls or None)
+        choice = ChatChunkChoice(index, delta, self._logprobs(piece.tokens), spoken.finish_reason, shown_ids(piece))
         return self._envelope.chunk(_ENCODER.encode(choice), usage)
 
     def usage(self, usage: Usage) -> bytes:
@@ -110,8 +126,12 @@ class _Writer:
         )
 
     def _choice(self, index: int, answer: Piece) -> ChatChoice:
-        message = AssistantMessage("assistant", answer.text)
-        return ChatChoice(index, message, self._logprobs(answer.tokens), answer.finish_reason, shown_ids(answer))
+        spoken = self._spoken.add(index, answer.text, answer.finish_reason)
+        message = AssistantMessage("assistant", spoken.content)
+        if spoken.calls:
+            message.content = spoken.content or None
+            message.tool_calls = spoken.whole_calls()
+        return ChatChoice(index, message, self._logprobs(answer.tokens), spoken.finish_reason, shown_ids(answer))
 
     def _logprobs(self, tokens: list[ScoredToken]) -> ChatLogprobs | None:
         scored = [self._token(token.token_id, token.logprobs) for token in tokens if token.logprobs is not None]

@@ -37,6 +37,7 @@ class Conversation:
         messages: Oldest first, at least one.
         add_generation_prompt: The prompt ends with the head of the assistant's next message.
         continue_final_message: The prompt ends inside the last message, which the model continues.
+        tools: What the model may call, as templates expect it.
         documents: For templates of models that answer from documents.
         variables: Further inputs of the template.
         template: Rendered instead of the model's own.
@@ -45,6 +46,7 @@ class Conversation:
     messages: Sequence[Message]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tools: Sequence[Mapping[str, object]] | None = None
     documents: Sequence[Mapping[str, object]] | None = None
     variables: Mapping[str, object] = field(default_factory=dict)
     template: str | None = None
@@ -52,7 +54,8 @@ class Conversation:
     @property
     def size(self) -> int:
         """About how many characters there are to render."""
-        return sum(len(str(message["content"])) for message in self.messages) + len(self.template or "")
+        words = sum(len(str(message["content"])) for message in self.messages)
+        return words + len(self.template or "") + len(str(self.tools or ""))
 
 
 class ChatTemplate:
@@ -67,6 +70,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
+        self.source = source
         self._environment = _environment()
         try:
             self._own = None if source is None else self._environment.from_string(source)
@@ -89,7 +93,7 @@ class ChatTemplate:
             **self._special_tokens,
             **conversation.variables,
             "messages": messages,
-            "tools": None,
+            "tools": conversation.tools,
             "documents": conversation.documents,
             "add_generation_prompt": conversation.add_generation_prompt,
         }

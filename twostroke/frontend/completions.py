@@ -10,6 +10,7 @@ from twostroke.frontend.intake import Intake, Prompt, Submission
 from twostroke.frontend.output import Piece, ScoredToken
 from twostroke.frontend.request_fields import OutputLimit, StreamUsage, decode_body
 from twostroke.frontend.sampling_fields import WantedLogprobs
+from twostroke.frontend.structured_output import read_constraint
 from twostroke.frontend.surface import AnswerWriter, Envelope, shown_ids, shown_prompt_logprobs
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import InvalidRequestError
@@ -43,11 +44,16 @@ class CompletionSurface:
         """Read and check a request body; see `Surface`."""
         fields = decode_body(_DECODER, body)
         self._intake.check(fields)
+        if fields.tools:
+            raise InvalidRequestError("tools are for chats; use /v1/chat/completions", "tools")
+        constraint = await read_constraint(fields)
         prompts = await self._prompts(fields.prompt)
         echo = bool(fields.echo)
         limit = OutputLimit(fields.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS, least=0 if echo else 1)
         wanted = WantedLogprobs(fields.logprobs, fields.logprobs if echo else None, fields.prompt_logprobs)
-        return self._intake.submission(fields, prompts, limit, wanted=wanted, deadline_s=deadline_s, echo=echo)
+        return self._intake.submission(
+            fields, prompts, limit, wanted=wanted, deadline_s=deadline_s, echo=echo, constraint=constraint
+        )
 
     def writer(self, submission: Submission) -> AnswerWriter:
         """A writer for the answer to `submission`."""

@@ -159,7 +159,8 @@ class GenerationEndpoint:
                 if not unfinished:
                     counts = b"" if submission.usage is StreamUsage.NEVER else writer.usage(usage_of(choices))
                     events += counts, DONE
-                await exchange.event(b"".join(events), last=not unfinished)
+                if any(events):  # text that may be a tool call is held back
+                    await exchange.event(b"".join(events), last=not unfinished)
 
     async def _collect(self, exchange: Exchange, submission: Submission, choices: list[Choice]) -> None:
         answers = [Piece() for _ in choices]

@@ -18,6 +18,8 @@ from twostroke.frontend.request_fields import (
 )
 from twostroke.frontend.sampling_fields import WantedLogprobs, check_prompt_logprobs, read_sampling, with_max_tokens
 from twostroke.frontend.tokenizer import TextModel
+from twostroke.frontend.tools.use import ToolUse
+from twostroke.protocol.constraint import Constraint
 from twostroke.protocol.errors import OverloadedError
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.openai import SamplingFields
@@ -35,6 +37,7 @@ class Submission:
         model: Served name.
         stream: Whether the client wants events.
         usage: When a stream carries the token counts.
+        tools: How a chat uses tools; None if it uses none.
     """
 
     requests: tuple[GenerationRequest, ...]
@@ -42,6 +45,7 @@ class Submission:
     model: str
     stream: bool
     usage: StreamUsage
+    tools: ToolUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,8 @@ class Intake:
         wanted: WantedLogprobs,
         deadline_s: float,
         echo: bool = False,
+        constraint: Constraint | None = None,
+        tools: ToolUse | None = None,
     ) -> Submission:
         """The submission of a checked request.
 
@@ -118,6 +124,8 @@ class Intake:
             wanted: Logprobs to report.
             deadline_s: The executor's time for it.
             echo: The text of each answer begins with its prompt.
+            constraint: What each output must look like.
+            tools: How a chat uses tools.
 
         Raises:
             InvalidRequestError: A prompt is empty or does not fit, or a value is outside its range.
@@ -136,6 +144,7 @@ class Intake:
                     key=SequenceKey(self._executor.draw_client_id()),
                     prompt_ids=pack_tokens(prompt.token_ids),
                     sampling=params,
+                    constraint=constraint,
                     cache_salt=fields.cache_salt or "",
                     deadline_s=deadline_s,
                 )
@@ -148,6 +157,7 @@ class Intake:
             model=model.name,
             stream=bool(fields.stream),
             usage=stream_usage(fields),
+            tools=tools,
         )
 
     def _output_options(

@@ -70,7 +70,7 @@ class Tokenizing:
             return await self._text.encode_text(fields.prompt, add_special_tokens=add)
         if fields.messages is None:
             raise InvalidRequestError("prompt: missing; send a prompt or messages", "prompt")
-        conversation = self._conversations.of(fields.messages, fields)
+        conversation = self._conversations.of(fields.messages, fields, self._conversations.tools(fields))
         return await self._text.encode_chat(conversation, add_special_tokens=bool(fields.add_special_tokens))
 
 

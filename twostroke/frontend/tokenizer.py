@@ -65,6 +65,11 @@ class TextModel:
         template = ChatTemplate(files.chat_template, files.special_tokens)
         return cls(files.tokenizer, template, files.defaults, clean_up_spaces=files.clean_up_spaces)
 
+    @property
+    def chat_template(self) -> str:
+        """Source of the model's own chat template; "" for a model without one."""
+        return self._chat_template.source or ""
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of `text`.
 

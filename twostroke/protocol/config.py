@@ -43,6 +43,14 @@ class UseDefaults(enum.StrEnum):
     IGNORE = "ignore"
 
 
+class ToolFamily(enum.StrEnum):
+    """The syntax of a model's tool calls. `AUTO` tells by the chat template."""
+
+    AUTO = "auto"
+    HERMES = "hermes"
+    LLAMA_JSON = "llama_json"
+
+
 class ModelConfig(Config, frozen=True):
     """Which model is served.
 
@@ -209,12 +217,14 @@ class FrontendConfig(Config, frozen=True):
         keep_alive_s: A stream that is silent for so long (a long prefill) gets a comment, so that no proxy cuts it.
         allow_chat_template: Requests may bring a chat template of their own. Templates are programs: they run in a
             sandbox, but may still use much time and memory.
+        tool_family: The syntax of the model's tool calls, where its chat template does not tell.
     """
 
     max_in_flight: PositiveInt = 4096
     max_body_bytes: PositiveInt = 8 << 20
     keep_alive_s: PositiveFloat = 15.0
     allow_chat_template: bool = False
+    tool_family: ToolFamily = ToolFamily.AUTO
 
 
 class WorkersConfig(Config, frozen=True):

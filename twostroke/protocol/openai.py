@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from twostroke.protocol.openai_tools import NamedTool, ResponseFormat, StructuredOutputs, Tool, ToolCall, ToolCallDelta
+
 NULL = msgspec.Raw(b"null")
 
 REFUSED: Mapping[str, tuple[object, ...]] = MappingProxyType(
@@ -21,16 +23,8 @@ REFUSED: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "best_of": (1,),
         "suffix": ("",),
         "use_beam_search": (False,),
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},),
-        "guided_json": (),
-        "guided_regex": (),
-        "guided_grammar": (),
-        "guided_choice": (),
-        "structured_outputs": (),
         "modalities": (["text"],),
         "audio": (),
     }
@@ -64,16 +58,8 @@ class NotServed(msgspec.Struct, kw_only=True):
     best_of: msgspec.Raw = NULL
     suffix: msgspec.Raw = NULL
     use_beam_search: msgspec.Raw = NULL
-    tools: msgspec.Raw = NULL
-    tool_choice: msgspec.Raw = NULL
     functions: msgspec.Raw = NULL
     function_call: msgspec.Raw = NULL
-    response_format: msgspec.Raw = NULL
-    guided_json: msgspec.Raw = NULL
-    guided_regex: msgspec.Raw = NULL
-    guided_grammar: msgspec.Raw = NULL
-    guided_choice: msgspec.Raw = NULL
-    structured_outputs: msgspec.Raw = NULL
     modalities: msgspec.Raw = NULL
     audio: msgspec.Raw = NULL
     context_phase_params: msgspec.Raw = NULL
@@ -96,7 +82,9 @@ class StreamOptions(msgspec.Struct):
 
 
 class SamplingFields(NotServed, kw_only=True):
-    """What both endpoints share. Those below `seed` are extra body fields, spelled as vLLM spells them.
+    """What both endpoints share.
+
+    Those below `seed` are extra body fields, spelled as vLLM spells them.
 
     Attributes:
         model: Served name; required by the schema, optional here.
@@ -121,6 +109,12 @@ class SamplingFields(NotServed, kw_only=True):
         prompt_logprobs: The logprob of each prompt token and those of the k likeliest tokens there; not in a stream.
         cache_salt: Separates the prefix cache of whoever shares the salt from all others.
         return_token_ids: Each choice also carries the ids of its output tokens, `token_ids`.
+        response_format: OpenAI's way to ask for JSON. It and those below exclude each other.
+        guided_json: A JSON schema, as an object or as text.
+        guided_regex: A regular expression that the whole output matches.
+        guided_choice: The output is one of these texts.
+        guided_grammar: A grammar in GBNF, or in llguidance's dialect of Lark.
+        structured_outputs: vLLM's newer form of the `guided_*` fields.
     """
 
     model: str | None = None
@@ -145,6 +139,12 @@ class SamplingFields(NotServed, kw_only=True):
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class CompletionBody(SamplingFields, kw_only=True):
@@ -154,11 +154,13 @@ class CompletionBody(SamplingFields, kw_only=True):
         prompt: A text, token ids, or a list of texts or of lists of token ids: one choice for each of them.
         logprobs: The chosen token's logprob and those of the k likeliest tokens.
         echo: The answer begins with the prompt, with its logprobs if there are any. `max_tokens` may then be 0.
+        tools: None are served here.
     """
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     echo: bool | None = None
+    tools: list[Any] | None = None
 
 
 class ContentPart(msgspec.Struct):
@@ -175,14 +177,14 @@ class ChatMessage(msgspec.Struct, omit_defaults=True):
         role: `system`, `user`, `assistant`, or what else the model's template knows.
         content: Text, or text parts.
         name: Who speaks, for templates that use it.
-        tool_calls: Not served yet.
+        tool_calls: What an assistant called.
         tool_call_id: Which call a message of role `tool` answers, for templates that use it.
     """
 
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
 
@@ -200,6 +202,9 @@ class ChatBody(SamplingFields, kw_only=True):
         chat_template_kwargs: Further inputs of the model's template.
         documents: For templates of models that answer from documents.
         chat_template: Another template; the server must allow it.
+        tools: What may be called.
+        tool_choice: `none`, `auto` (default), `required`, or the tool to call.
+        parallel_tool_calls: Whether one answer may hold several calls; true by default.
     """
 
     messages: list[ChatMessage]
@@ -212,6 +217,9 @@ class ChatBody(SamplingFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -236,6 +244,8 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | NamedTool | None = None
 
 
 class Tokenized(msgspec.Struct):
@@ -362,11 +372,12 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class AssistantMessage(msgspec.Struct):
-    """What the model said."""
+    """What the model said and called; without words beside its calls, `content` is null."""
 
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -396,6 +407,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
 
     role: str | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct):
