@@ -143,7 +143,16 @@ async def _ask(client: httpx.AsyncClient, url: str, body: dict[str, Any], leave_
 async def _read(client: httpx.AsyncClient, url: str, body: dict[str, Any], answer: Answer) -> None:
     async with client.stream("POST", url, json=body) as response:
         answer.status = response.status_code
-        async for line in response.aiter_lines():
-            event = line.removeprefix("data: ")
-            if event.startswith("{"):
-                answer.take(json.loads(event))
+        rest = b""
+        async for piece in response.aiter_bytes():
+            # Not `aiter_lines`: random text holds characters that count as ends of lines in Unicode, not in events.
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                _take_line(line, answer)
+        _take_line(rest, answer)
+
+
+def _take_line(line: bytes, answer: Answer) -> None:
+    event = line.removeprefix(b"data: ")
+    if event.startswith(b"{"):
+        answer.take(json.loads(event))
