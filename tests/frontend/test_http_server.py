@@ -10,6 +10,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from twostroke.frontend import http_server
+from twostroke.frontend.http_protocol import HttpProtocol
 from twostroke.frontend.http_server import Site, bind, serve
 from twostroke.protocol.errors import ConfigError
 
@@ -75,13 +76,13 @@ async def test_accepted_connections_have_nagle_off(monkeypatch: pytest.MonkeyPat
     """TCP_NODELAY is set on the server's side of every connection."""
     seen: list[int] = []
 
-    class Spy(http_server._Protocol):
+    class Spy(HttpProtocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base
             super().connection_made(transport)
             accepted = transport.get_extra_info("socket")
             seen.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
-    monkeypatch.setattr(http_server, "_Protocol", Spy)
+    monkeypatch.setattr(http_server, "HttpProtocol", Spy)
     urls, stop, task = await start(App())
     async with httpx.AsyncClient() as client:
         await client.get(urls[0])

@@ -18,6 +18,7 @@ they use.
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -29,9 +30,9 @@ import structlog
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from twostroke.frontend.http_protocol import HttpProtocol
 from twostroke.protocol.errors import ConfigError
 
 log = structlog.get_logger(__name__)
@@ -89,7 +90,12 @@ def url_of(bound: socket.socket) -> str:
 
 
 def run_loop(main: Coroutine[object, object, T]) -> T:
-    """Run `main` to its end on a uvloop event loop of its own."""
+    """Run `main` to its end on a uvloop event loop of its own, with as many open files as the system allows.
+
+    Each connection is one: shells often start programs with a soft limit of 1024, below `frontend.max_in_flight`.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return uvloop.run(main)
 
 
@@ -139,28 +145,10 @@ async def serve(
     log.info("http server stopped")
 
 
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol with this project's socket option and error form."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base class
-        """Switch Nagle's algorithm off: with it, small chunks wait for the client's delayed acknowledgement (40 ms)."""
-        accepted = transport.get_extra_info("socket")
-        if accepted is not None and accepted.family in (socket.AF_INET, socket.AF_INET6):
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        super().connection_made(transport)
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP in the form of every other error, and close."""
-        body = b'{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":null}}' % msg.encode()
-        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        self.transport.write(b"%scontent-length: %d\r\n\r\n%s" % (head, len(body), body))
-        self.transport.close()
-
-
 async def _listen(site: Site, state: ServerState) -> asyncio.Server:
     config = uvicorn.Config(
         site.app,
-        http=_Protocol,
+        http=HttpProtocol,
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -173,7 +161,7 @@ async def _listen(site: Site, state: ServerState) -> asyncio.Server:
     config.load()
     loop = asyncio.get_running_loop()
     return await loop.create_server(
-        lambda: _Protocol(config=config, server_state=state, app_state={}, _loop=loop),
+        lambda: HttpProtocol(config=config, server_state=state, app_state={}, _loop=loop),
         sock=site.socket,
         backlog=BACKLOG,
     )

@@ -1,0 +1,104 @@
+"""uvicorn's HTTP/1.1 protocol, with bounds on what a connection may cost before its request is here.
+
+    new or idle --first byte--> head --blank line--> body --all of it--> complete --answered--> idle
+    head longer than MAX_HEAD_BYTES                      --> 431, closed
+    nothing, or only a part of a request, for REQUEST_S  --> 408 (nothing: no answer), closed
+
+uvicorn itself bounds only how long a connection rests between two requests: a head without end would fill the memory,
+and a connection that never says anything would be kept for ever. How long a body may be is the application's business.
+"""
+
+import asyncio
+import socket
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from twostroke.protocol.openai import ErrorBody, ErrorObject
+
+MAX_HEAD_BYTES = 64 << 10
+REQUEST_S = 75.0
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection; arguments as uvicorn's."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes: int | None = 0  # of the head that is being read, but for its first chunk; None in a body
+        self._request_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base class
+        """Switch Nagle's algorithm off: with it, small chunks wait for the client's delayed acknowledgement (40 ms)."""
+        accepted = transport.get_extra_info("socket")
+        if accepted is not None and accepted.family in (socket.AF_INET, socket.AF_INET6):
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        super().connection_made(transport)
+        self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is waited for any more."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and refuse a head that does not end."""
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes is not None and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"the request line and headers are larger than the limit of {MAX_HEAD_BYTES} bytes",
+            )
+
+    def on_message_begin(self) -> None:
+        """A head begins, perhaps in the middle of a chunk: only what follows that chunk is counted."""
+        self._head_bytes = 0
+        self._await_request()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """The head is here."""
+        self._head_bytes = None
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The whole request is here."""
+        self._stop_timer()
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP in the form of every other error, and close."""
+        self._refuse(HTTPStatus.BAD_REQUEST, msg)
+
+    def _await_request(self) -> None:
+        if self._request_timer is None:
+            self._request_timer = self.loop.call_later(REQUEST_S, self._request_late)
+
+    def _stop_timer(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
+
+    def _request_late(self) -> None:
+        self._request_timer = None
+        cycle = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            self._await_request()  # the request before it is still being answered, which must not suffer
+        elif self.headers is None or (self._head_bytes is None and cycle.response_started):
+            self.transport.close()  # it said nothing, or has its answer
+        else:
+            message = f"the request did not arrive within {REQUEST_S:g} s; send it again, whole"
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, message)
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        body = msgspec.json.encode(ErrorBody(ErrorObject(message, "invalid_request_error")))
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            f"content-length: {len(body)}\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
