@@ -118,9 +118,14 @@ async def read_stream(port: int, request: bytes) -> int:
     """Send one request; how many events came."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
-    answer = await reader.readuntil(b"[DONE]\n\n\r\n")
+    events = -1  # the end mark is none
+    tail = b""
+    while not tail.endswith(b"[DONE]\n\n\r\n0\r\n\r\n"):
+        data = await reader.read(1 << 16)
+        events += data.count(b"data: ")
+        tail = tail[-32:] + data
     writer.close()
-    return answer.count(b"data: ") - 1
+    return events
 
 
 async def ask_in_turn(port: int, request: bytes, count: int) -> None:

@@ -12,11 +12,9 @@ decodes the new tokens together with a few tokens before them, whose own text is
 text and are left out before decoding.
 """
 
-import re
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Vocabulary(Protocol):
@@ -26,8 +24,8 @@ class Vocabulary(Protocol):
         """The text of `token_ids`, special tokens left out."""
         ...
 
-    def token(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling of one token; None for an id that it does not know."""
+    def is_byte(self, token_id: int) -> bool:
+        """Whether a token stands for one byte, as `<0xE2>` does."""
         ...
 
     def is_silent(self, token_id: int) -> bool:
@@ -66,7 +64,7 @@ class Detokenizer:
         if not audible:
             return ""
         self._window += audible
-        if _is_byte(self._vocabulary, self._window[-1]):
+        if self._vocabulary.is_byte(self._window[-1]):
             return ""
         text = self._vocabulary.decode(self._window)
         open_end = text.endswith(REPLACEMENT)
@@ -85,8 +83,3 @@ class Detokenizer:
         text = self._vocabulary.decode(self._window)[self._given :] if self._window else ""
         self._window, self._given, self._context = [], 0, 0
         return text
-
-
-def _is_byte(vocabulary: Vocabulary, token_id: int) -> bool:
-    token = vocabulary.token(token_id)
-    return token is not None and len(token) == 6 and _BYTE_TOKEN.fullmatch(token) is not None  # noqa: PLR2004 - `<0xE2>`

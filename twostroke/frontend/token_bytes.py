@@ -42,6 +42,12 @@ class TokenBytes:
         return token.replace("▁", " ").encode()
 
 
+def byte_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    """The ids of the tokens that stand for one byte each, as `<0xE2>` does."""
+    ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    return frozenset(token_id for token_id in ids if token_id is not None)
+
+
 @functools.cache
 def _byte_of_stand_in() -> dict[str, int]:
     """GPT-2's table: printable Latin-1 bytes stand for themselves, the others for characters from U+0100 on."""

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from twostroke.frontend.chat_template import ChatTemplate, Conversation
 from twostroke.frontend.detokenizer import Detokenizer, TextStream
 from twostroke.frontend.space_cleanup import SpaceCleanup, clean_up_spaces
-from twostroke.frontend.token_bytes import TokenBytes
+from twostroke.frontend.token_bytes import TokenBytes, byte_tokens
 from twostroke.frontend.tokenizer_files import SamplingDefaults, read_tokenizer_files
 from twostroke.protocol.config import UseDefaults
 
@@ -52,6 +52,7 @@ class TextModel:
         )
         self._size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._bytes = TokenBytes(tokenizer)
+        self._byte_tokens = byte_tokens(tokenizer)
         self._threads = ThreadPoolExecutor(TOKENIZING_THREADS, thread_name_prefix="tokenize")
 
     @classmethod
@@ -134,6 +135,10 @@ class TextModel:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for, for logprobs: perhaps part of a character."""
         return self._bytes.of(token_id)
+
+    def is_byte(self, token_id: int) -> bool:
+        """Whether the token stands for one byte, as `<0xE2>` does."""
+        return token_id in self._byte_tokens
 
     def is_silent(self, token_id: int) -> bool:
         """Whether the token never has text: a special token, or an id beyond the vocabulary."""
