@@ -149,7 +149,9 @@ class RouterExecutor(GenerationExecutor):
             return Health(HealthState.DEAD, str(self.failure or "the router is shut down"))
         missing = self.pool.missing_role()
         if missing is not None:
-            return Health(HealthState.STARTING, f"no live {missing} worker; try again later")
+            return Health(
+                HealthState.STARTING, f"no live {missing} worker; try again later (the admin port says why at /workers)"
+            )
         return Health(HealthState.READY)
 
     def shutdown(self, deadline_s: float | None = None) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from twostroke.cli.up.plan import LaunchPlan, make_plan, reachable
 from twostroke.cli.up.ports import PortPicker, fault
-from twostroke.protocol.config import ClusterConfig, EngineConfig, RouterConfig, SecurityConfig
+from twostroke.protocol.config import ClusterConfig, EngineConfig, KVCacheConfig, RouterConfig, SecurityConfig
 from twostroke.protocol.errors import ConfigError
 
 
@@ -94,6 +94,16 @@ def test_an_address_of_another_form_is_refused() -> None:
     """`up` fixes ports, so it must understand the address."""
     with pytest.raises(ConfigError, match=r"generation.worker_bind: expected tcp://host:port, got ipc:///x"):
         plan_of(generation=EngineConfig(worker_bind="ipc:///x"))
+
+
+def test_roles_with_different_block_sizes_are_refused_at_once() -> None:
+    """Their caches could never exchange a block, so `up` does not wait for a cluster that cannot become ready."""
+    context = EngineConfig(kv_cache=KVCacheConfig(block_size=16))
+    generation = EngineConfig(kv_cache=KVCacheConfig(block_size=32))
+    with pytest.raises(
+        ConfigError, match=r"context\.kv_cache\.block_size is 16, generation\.kv_cache\.block_size is 32"
+    ):
+        plan_of(context=context, generation=generation)
 
 
 def test_a_wildcard_is_reached_over_loopback() -> None:

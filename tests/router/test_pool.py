@@ -52,7 +52,10 @@ async def test_ready_needs_every_role() -> None:
         late = cluster.workers.pop("tcp://generation:1")
         await until(lambda: cluster.executor.pool.missing_role() is Role.GENERATION)
         health = cluster.executor.check_health()
-        assert (health.state, health.reason) == (HealthState.STARTING, "no live generation worker; try again later")
+        assert (health.state, health.reason) == (
+            HealthState.STARTING,
+            "no live generation worker; try again later (the admin port says why at /workers)",
+        )
         cluster.workers["tcp://generation:1"] = late
         await cluster.executor.ready()
         assert cluster.executor.check_health().state is HealthState.READY

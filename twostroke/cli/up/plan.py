@@ -53,8 +53,10 @@ def make_plan(config: ClusterConfig, picker: PortPicker, secret_file: str, cores
         cores: CPU cores to share among the engines; None takes those that this process may use.
 
     Raises:
-        ConfigError: A port is taken, or an address has a form that `up` cannot start a server on.
+        ConfigError: A port is taken, an address has a form that `up` cannot start a server on, or the roles' KV caches
+            do not fit each other.
     """
+    _check_block_sizes(config)
     security = config.security
     if security.secret_file is None:
         security = msgspec.structs.replace(security, secret_file=secret_file)
@@ -74,6 +76,15 @@ def make_plan(config: ClusterConfig, picker: PortPicker, secret_file: str, cores
         servers=context + generation,
         router=PartPlan("router", "router", router_config, _http_url(router.host, router.port)),
     )
+
+
+def _check_block_sizes(config: ClusterConfig) -> None:
+    """Blocks move from one cache to the other as they are; the router would refuse the second worker for ever."""
+    ours, theirs = config.context.kv_cache.block_size, config.generation.kv_cache.block_size
+    if ours != theirs:
+        raise ConfigError(
+            f"context.kv_cache.block_size is {ours}, generation.kv_cache.block_size is {theirs}: they must be the same"
+        )
 
 
 def _fix_router(router: RouterConfig, picker: PortPicker) -> RouterConfig:
