@@ -107,4 +107,6 @@ class ContextPart:
             self._done += 1
             return
         self._failed += 1
-        self._log.warning("lease ended unread", key=str(event.key), outcome=event.outcome.value)
+        # Clients that leave are everyday life; an expiry or a failure is not.
+        level = self._log.debug if event.outcome is TransferOutcome.CANCELLED else self._log.warning
+        level("lease ended unread", key=str(event.key), outcome=event.outcome.value)

@@ -113,7 +113,9 @@ class GenerationPart:
         if done:
             self._engine.adopt(self._forget(event.transfer_id))
             return
-        self._log.warning("KV transfer failed", key=str(key), outcome=event.outcome.value, reason=event.reason)
+        # Clients that leave are everyday life; an expiry or a failure is not.
+        level = self._log.debug if event.outcome is TransferOutcome.CANCELLED else self._log.warning
+        level("KV transfer failed", key=str(key), outcome=event.outcome.value, reason=event.reason)
         error = TransferError(f"the KV cache of sequence {key} did not arrive ({event.outcome.value}): {event.reason}")
         self._engine.fail_reservation(key, error, blocks_safe=event.blocks_safe)
         if event.blocks_safe:

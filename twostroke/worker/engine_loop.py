@@ -202,7 +202,7 @@ class EngineLoop:
     def _abort(self, client_id: int, index: int | None) -> None:
         held = self._gate.abort(Abort(client_id, index))
         if not self._engine.abort(client_id, index) and not held:
-            self._log.warning("nothing to abort", client_id=f"{client_id:016x}", index=index)
+            self._log.debug("nothing to abort", client_id=f"{client_id:016x}", index=index)
 
     def _abort_all(self, frontend_id: int) -> None:
         """Give up every request of one frontend, leases included."""
