@@ -7,6 +7,7 @@ copy would be loaded, and the two would fight over sockets and signals.)
 import ctypes
 import importlib
 import importlib.util
+import os
 
 import structlog
 
@@ -15,6 +16,8 @@ from kvtransfer.backend import BackendError
 log = structlog.get_logger(__name__)
 
 _SONAME = "libucp.so.0"
+_MEMORY_TYPE_CACHE = ("UCX_MEMTYPE_CACHE", "n")
+"""What ucxx sets too, but only after it has loaded UCX, which then warns of an unused variable."""
 BINDINGS = (("ucxx", "ucxx"), ("ucp", "ucx-py"))
 """Module and package, best first."""
 
@@ -42,6 +45,7 @@ def load_ucp() -> ctypes.CDLL:
         BackendError: No binding is installed, or it cannot be imported or did not load UCX.
     """
     module = choose_binding()
+    os.environ.setdefault(*_MEMORY_TYPE_CACHE)
     try:
         importlib.import_module(module)
         return ctypes.CDLL(_SONAME)

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from router.executor import RouterExecutor
 from router.ledger import HISTORY, LedgerEntry
 from router.workers import WorkerSlot
+from twostroke.frontend.json_errors import error_handlers
 from twostroke.protocol.openai import ErrorBody, ErrorObject
 from twostroke.protocol.worker import Role
 
@@ -102,6 +103,7 @@ def create_admin_app(executor: RouterExecutor) -> Starlette:
 
     return Starlette(
         routes=[Route("/ledger", ledger), Route("/workers", workers), Route("/health", health)],
+        exception_handlers=error_handlers(),
     )
 
 

@@ -74,3 +74,11 @@ async def test_metrics() -> None:
         assert value("twostroke_worker_state", **names, state="live") == 1
         assert value("twostroke_worker_placed", **names) == 2
         assert b"twostroke_router_retries_total 0.0" in generate_latest(cluster.registry)
+
+
+async def test_unknown_paths_and_wrong_methods_are_json_too() -> None:
+    """In the same form as on the public port."""
+    async with fake_cluster() as cluster, client(cluster) as http:
+        missing, wrong = await http.get("/nope"), await http.post("/workers")
+        assert (missing.status_code, missing.json()["error"]["message"]) == (404, "GET /nope: Not Found")
+        assert (wrong.status_code, wrong.json()["error"]["type"]) == (405, "invalid_request_error")

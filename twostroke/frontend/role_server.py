@@ -25,6 +25,7 @@ from starlette.routing import Route
 
 from twostroke.executor.ipc import IpcExecutor
 from twostroke.frontend.http_server import Site, bind, run_loop, serve, url_of
+from twostroke.frontend.json_errors import error_handlers
 from twostroke.frontend.worker_metrics import WorkerCollector, WorkerSample
 from twostroke.ipc.secret import load_secret
 from twostroke.ipc.supervise import announce_progress, announce_ready
@@ -117,7 +118,8 @@ class RoleServer:
                 Route("/health", self._health),
                 Route("/ready", self._ready),
                 Route("/metrics", self._metrics),
-            ]
+            ],
+            exception_handlers=error_handlers(),
         )
 
     @property
