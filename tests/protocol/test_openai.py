@@ -26,7 +26,7 @@ def test_unknown_fields_are_ignored_and_unserved_ones_are_kept_raw() -> None:
     """`user` and the like cost nothing; what may have to be refused stays undecoded until then."""
     body = msgspec.json.decode(b'{"messages": [], "user": {"a": 1}, "functions": [1, 2]}', type=ChatBody)
     assert bytes(body.functions) == b"[1, 2]"
-    assert body.n is NULL
+    assert body.best_of is NULL
 
 
 def test_cached_tokens_never_exceed_the_prompt() -> None:

@@ -30,7 +30,7 @@ from twostroke.frontend.conversation import Conversations
 from twostroke.frontend.endpoint import GenerationEndpoint, Limits
 from twostroke.frontend.errors import ApiError, Kind, Problem, problem_of
 from twostroke.frontend.in_flight import InFlight
-from twostroke.frontend.intake import served_model
+from twostroke.frontend.intake import Intake, served_model
 from twostroke.frontend.metrics import FrontendMetrics
 from twostroke.frontend.tokenize import AnswerEndpoint, Tokenizing
 from twostroke.frontend.tokenizer import TextModel
@@ -45,7 +45,8 @@ class FrontendOptions:
 
     Attributes:
         request_timeout_s: A request that takes longer ends with 504.
-        max_in_flight: Prompts at the same time at most; more get 429.
+        max_in_flight: Choices at the same time at most; more get 429.
+        max_n: Choices of one prompt at most.
         max_body_bytes: Longer bodies get 413.
         keep_alive_s: A stream that is silent for so long gets a comment, so that no proxy takes it for dead.
         allow_chat_template: Requests may bring a chat template of their own.
@@ -55,6 +56,7 @@ class FrontendOptions:
 
     request_timeout_s: float = 600.0
     max_in_flight: int = 4096
+    max_n: int = 128
     max_body_bytes: int = 8 << 20
     keep_alive_s: float = 15.0
     allow_chat_template: bool = False
@@ -72,6 +74,7 @@ class FrontendOptions:
         return cls(
             request_timeout_s=config.router.request_timeout_s,
             max_in_flight=config.frontend.max_in_flight,
+            max_n=config.frontend.max_n,
             max_body_bytes=config.frontend.max_body_bytes,
             keep_alive_s=config.frontend.keep_alive_s,
             allow_chat_template=config.frontend.allow_chat_template,
@@ -97,9 +100,10 @@ def create_app(
     conversations = Conversations(
         allow_templates=options.allow_chat_template, template=text.chat_template, tool_family=options.tool_family
     )
+    intake = Intake(executor, text, options.max_n)
     completions, chat = (
         GenerationEndpoint(surface, executor, text, in_flight=in_flight, metrics=metrics, limits=limits)
-        for surface in (CompletionSurface(executor, text), ChatSurface(executor, text, conversations))
+        for surface in (CompletionSurface(intake, text), ChatSurface(intake, text, conversations))
     )
     tokenizing = Tokenizing(executor, text, conversations)
     tokenize, detokenize = (

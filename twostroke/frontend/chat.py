@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from twostroke.executor.base import GenerationExecutor
 from twostroke.frontend.conversation import Conversations
 from twostroke.frontend.intake import Intake, Prompt, Submission
 from twostroke.frontend.output import Piece, ScoredToken
@@ -38,16 +37,16 @@ class ChatSurface:
     """Reads chat requests and writes their answers.
 
     Args:
-        executor: Knows the model and draws client ids.
+        intake: Checks requests and makes submissions of them.
         text: Renders, tokenizes and names tokens.
         conversations: Reads messages.
     """
 
     name = "chat"
 
-    def __init__(self, executor: GenerationExecutor, text: TextModel, conversations: Conversations) -> None:
+    def __init__(self, intake: Intake, text: TextModel, conversations: Conversations) -> None:
         self._conversations = conversations
-        self._intake = Intake(executor, text)
+        self._intake = intake
         self._text = text
 
     async def read(self, body: bytes, deadline_s: float) -> Submission:

@@ -36,7 +36,8 @@ class Choice:
         timer: SequenceTimer,
     ) -> None:
         self.index = index
-        self.prompt_tokens = token_count(result.request.prompt_ids)
+        # A prompt counts once, however many choices are made of it.
+        self.prompt_tokens = 0 if result.key.index else token_count(result.request.prompt_ids)
         self.output = OutputText(text, submission.outputs[index])
         self._result = result
         self._executor = executor
@@ -56,7 +57,7 @@ class Choice:
                 # The engine does not know stop strings; nothing it still makes is of use.
                 self._executor.complete_request(self._result.key.client_id, self._result.key.index)
             if piece.finish_reason is not None:
-                self._timer.prompt(self.prompt_tokens, self.output.cached_tokens)
+                self._timer.prompt(self.prompt_tokens, min(self.output.cached_tokens, self.prompt_tokens))
             if not piece.empty:
                 return piece
 

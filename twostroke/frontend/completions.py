@@ -5,7 +5,6 @@ from itertools import zip_longest
 
 import msgspec
 
-from twostroke.executor.base import GenerationExecutor
 from twostroke.frontend.intake import Intake, Prompt, Submission
 from twostroke.frontend.output import Piece, ScoredToken
 from twostroke.frontend.request_fields import OutputLimit, StreamUsage, decode_body
@@ -30,14 +29,14 @@ class CompletionSurface:
     """Reads completion requests and writes their answers.
 
     Args:
-        executor: Knows the model and draws client ids.
+        intake: Checks requests and makes submissions of them.
         text: Tokenizes and names tokens.
     """
 
     name = "completions"
 
-    def __init__(self, executor: GenerationExecutor, text: TextModel) -> None:
-        self._intake = Intake(executor, text)
+    def __init__(self, intake: Intake, text: TextModel) -> None:
+        self._intake = intake
         self._text = text
 
     async def read(self, body: bytes, deadline_s: float) -> Submission:

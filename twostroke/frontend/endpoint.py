@@ -2,9 +2,9 @@
 
     slot (429, 503) -> body (413) -> read (400, 404) -> submit (503) -> stream or collect -> exactly one end
 
-A request of several prompts has a result for each. While they run, four things may end all of them before their last
-tokens: the client leaves (499), the time is up (504), the frontend stops (503), or one of them fails. Each takes the
-work from the engine at once.
+A request for several choices (several prompts, or `n`) has a result for each. While they run, four things may end all of
+them before their last tokens: the client leaves (499), the time is up (504), the frontend stops (503), or one of them
+fails. Each takes the work from the engine at once.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ class GenerationEndpoint:
         with self._in_flight.slot():
             body = await exchange.body(self._limits.body_bytes)
             submission = await self._surface.read(body, self._limits.timeout_s)
-            with self._in_flight.slot(len(submission.requests) - 1), self._running(submission, exchange) as results:
+            with self._in_flight.slot(len(submission.outputs) - 1), self._running(submission, exchange) as results:
                 choices = [
                     Choice(
                         index,
@@ -123,8 +123,7 @@ class GenerationEndpoint:
         results: list[GenerationResult] = []
 
         def end(error: TwostrokeError) -> None:
-            for result in results:
-                self._in_flight.end(result, error)
+            self._in_flight.end(results, error)
 
         def leave() -> None:
             end(AbortedError("the client left"))
@@ -135,8 +134,9 @@ class GenerationEndpoint:
 
         with contextlib.ExitStack() as stack:
             for request in submission.requests:
-                results.append(self._executor.submit(request))
-                stack.enter_context(self._in_flight.tracked(results[-1]))
+                sequences = self._executor.submit_all(request)
+                results += sequences
+                stack.enter_context(self._in_flight.tracked(sequences))
             stack.enter_context(exchange.watch(leave))
             stack.callback(asyncio.get_running_loop().call_later(timeout_s, expire).cancel)
             yield results

@@ -5,7 +5,7 @@ fail_pending(): every running result fails, so that each client gets its one fin
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from twostroke.executor.base import GenerationExecutor
 from twostroke.executor.result import GenerationResult
@@ -20,7 +20,7 @@ class InFlight:
 
     Args:
         executor: Told to abort what `fail_pending` ends.
-        limit: Prompts at the same time at most.
+        limit: Choices at the same time at most.
     """
 
     def __init__(self, executor: GenerationExecutor, limit: int) -> None:
@@ -32,7 +32,7 @@ class InFlight:
 
     @contextlib.contextmanager
     def slot(self, places: int = 1) -> Iterator[None]:
-        """Hold so many of the limited places, one a prompt, for the time of a request.
+        """Hold so many of the limited places, one a choice, for the time of a request.
 
         Raises:
             OverloadedError: The frontend stops (503).
@@ -42,7 +42,7 @@ class InFlight:
             raise OverloadedError(STOPPING)
         if self._admitted + places > self._limit:
             message = (
-                f"{self._admitted} prompts are in flight already and the limit is {self._limit}: "
+                f"{self._admitted} choices are in flight already and the limit is {self._limit}: "
                 f"no room for {places} more; try again soon"
             )
             raise ApiError(Kind.OVER_LIMIT, message, code="too_many_requests")
@@ -53,15 +53,15 @@ class InFlight:
             self._admitted -= places
 
     @contextlib.contextmanager
-    def tracked(self, result: GenerationResult) -> Iterator[None]:
-        """Let `fail_pending` reach `result`; whatever ends the context early aborts it."""
-        self._results.add(result)
+    def tracked(self, results: Sequence[GenerationResult]) -> Iterator[None]:
+        """Let `fail_pending` reach the `results` of one request; whatever ends the context early aborts them."""
+        self._results.update(results)
         try:
             yield
         finally:
-            self._results.discard(result)
-            if not result.done:
-                self._executor.abort_request(result.key.client_id)
+            self._results.difference_update(results)
+            if not all(result.done for result in results):
+                self._executor.abort_request(results[0].key.client_id)
 
     def stop_admitting(self) -> None:
         """Refuse new requests from now on."""
@@ -69,13 +69,14 @@ class InFlight:
 
     def fail_pending(self) -> None:
         """End every running request with an error that asks the client to try again."""
-        for result in list(self._results):
-            self.end(result, OverloadedError(STOPPING))
+        self.end(list(self._results), OverloadedError(STOPPING))
 
-    def end(self, result: GenerationResult, error: TwostrokeError) -> None:
-        """Fail `result` with `error` and take its work from the engine."""
-        if result.done:
-            return
-        result.fail(error)
-        result.wake()
-        self._executor.abort_request(result.key.client_id)
+    def end(self, results: Sequence[GenerationResult], error: TwostrokeError) -> None:
+        """Fail whole requests with `error` and take their work from the engine."""
+        running = [result for result in results if not result.done]
+        # All of them first: an abort of the request would tell them of nothing but itself.
+        for result in running:
+            result.fail(error)
+            result.wake()
+        for client_id in dict.fromkeys(result.key.client_id for result in running):
+            self._executor.abort_request(client_id)

@@ -11,6 +11,7 @@ from twostroke.frontend.request_fields import (
     StreamUsage,
     check_model,
     check_prompt,
+    choices_of,
     output_limit,
     refuse_unserved,
     stop_strings,
@@ -32,8 +33,8 @@ class Submission:
     """A request that was read and found right.
 
     Attributes:
-        requests: For the executor, one a choice of the answer; each has a prompt of its own.
-        outputs: How the output of each becomes text.
+        requests: For the executor, one a prompt; each makes as many choices of the answer as it has sequences.
+        outputs: How the output of each choice becomes text; those of one prompt stand together.
         model: Served name.
         stream: Whether the client wants events.
         usage: When a stream carries the token counts.
@@ -82,10 +83,12 @@ class Intake:
     Args:
         executor: Knows the model and draws client ids.
         text: Knows the sampling defaults, and tokenizes bad words.
+        max_n: Choices of one prompt at most.
     """
 
-    def __init__(self, executor: GenerationExecutor, text: TextModel) -> None:
+    def __init__(self, executor: GenerationExecutor, text: TextModel, max_n: int) -> None:
         self._executor = executor
+        self._max_n = max_n
         self._text = text
 
     def check(self, fields: SamplingFields) -> None:
@@ -99,6 +102,7 @@ class Intake:
         """
         check_model(fields.model, served_model(self._executor))
         refuse_unserved(fields)
+        choices_of(fields, self._max_n)
         stop_strings(fields.stop)
         stream_usage(fields)
         check_prompt_logprobs(fields)
@@ -132,6 +136,7 @@ class Intake:
         """
         model = served_model(self._executor)
         sampling = read_sampling(fields, wanted, model, self._text)
+        n = choices_of(fields, self._max_n)
         requests: list[GenerationRequest] = []
         outputs: list[OutputOptions] = []
         for prompt in prompts:
@@ -147,10 +152,11 @@ class Intake:
                     constraint=constraint,
                     cache_salt=fields.cache_salt or "",
                     deadline_s=deadline_s,
+                    n=n,
                 )
             )
             options = self._output_options(fields, prompt, wanted, echo=echo, only_echo=max_tokens == 0)
-            outputs.append(options)
+            outputs += [options] * n
         return Submission(
             requests=tuple(requests),
             outputs=tuple(outputs),

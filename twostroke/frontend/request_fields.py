@@ -134,6 +134,18 @@ def stream_usage(body: SamplingFields) -> StreamUsage:
     return StreamUsage.ALWAYS if options.continuous_usage_stats else StreamUsage.AT_THE_END
 
 
+def choices_of(body: SamplingFields, most: int) -> int:
+    """How many choices to make of each prompt.
+
+    Raises:
+        InvalidRequestError: None, or more than `most`.
+    """
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= most:
+        raise InvalidRequestError(f"n must be from 1 to {most}, not {n}", "n")
+    return n
+
+
 def seed_of(body: SamplingFields) -> int:
     """The request's seed, or a drawn one, so that a retry repeats the same tokens."""
     # Clients send any integer; equal seeds stay equal.

@@ -15,6 +15,7 @@ import msgspec
 
 from twostroke.protocol.config_faults import explain
 from twostroke.protocol.errors import ConfigError
+from twostroke.protocol.requests import MAX_N
 from twostroke.protocol.worker import Role
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
@@ -212,7 +213,8 @@ class FrontendConfig(Config, frozen=True):
     """How clients are served, by the router and by `twostroke serve` alike.
 
     Attributes:
-        max_in_flight: Prompts being answered at most; more are refused with 429.
+        max_in_flight: Choices being made at most; more are refused with 429.
+        max_n: Choices that one request may ask for with `n`, of each of its prompts.
         max_body_bytes: Length of a request's body at most; longer ones are refused with 413.
         keep_alive_s: A stream that is silent for so long (a long prefill) gets a comment, so that no proxy cuts it.
         allow_chat_template: Requests may bring a chat template of their own. Templates are programs: they run in a
@@ -221,6 +223,7 @@ class FrontendConfig(Config, frozen=True):
     """
 
     max_in_flight: PositiveInt = 4096
+    max_n: Annotated[int, msgspec.Meta(ge=1, le=MAX_N)] = 128
     max_body_bytes: PositiveInt = 8 << 20
     keep_alive_s: PositiveFloat = 15.0
     allow_chat_template: bool = False

@@ -19,7 +19,6 @@ NULL = msgspec.Raw(b"null")
 
 REFUSED: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
-        "n": (1,),
         "best_of": (1,),
         "suffix": ("",),
         "use_beam_search": (False,),
@@ -54,7 +53,6 @@ INTERNAL = frozenset(
 class NotServed(msgspec.Struct, kw_only=True):
     """The fields of `REFUSED` and `INTERNAL`, kept undecoded until one is given."""
 
-    n: msgspec.Raw = NULL
     best_of: msgspec.Raw = NULL
     suffix: msgspec.Raw = NULL
     use_beam_search: msgspec.Raw = NULL
@@ -93,6 +91,7 @@ class SamplingFields(NotServed, kw_only=True):
         max_tokens: Output length at most.
         temperature: 0 is greedy.
         top_p: Nucleus sampling.
+        n: How many choices to make of each prompt; each is another draw.
         stop: Text, or up to `MAX_STOP_STRINGS` texts, that end the output and are not part of it.
         presence_penalty: Makes tokens that are in the output less likely, -2 to 2.
         frequency_penalty: Likewise for each time that they are in it.
@@ -127,6 +126,7 @@ class SamplingFields(NotServed, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    n: int | None = None
     seed: int | None = None
     top_k: int | None = None
     min_p: float | None = None
