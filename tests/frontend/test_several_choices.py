@@ -10,8 +10,10 @@ from tests.frontend.conftest import MakeApp
 from tests.support.fake_executor import FakeExecutor
 from twostroke.protocol.errors import InternalRequestError
 
-CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-SURFACES = {"/v1/completions": {"prompt": "hi"}, "/v1/chat/completions": CHAT}
+SURFACES: dict[str, dict[str, object]] = {
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+}
 
 
 @pytest.mark.parametrize("path", SURFACES)
@@ -58,10 +60,11 @@ async def test_choices_of_several_prompts_stand_prompt_by_prompt(
 async def test_a_stop_string_ends_one_index(http: httpx.AsyncClient, executor: FakeExecutor) -> None:
     """The executor is told which."""
     whole = (await http.post("/v1/completions", json={"prompt": "hi"})).json()["choices"][0]["text"]
+    executor.script.hold = 2
     answer = (await http.post("/v1/completions", json={"prompt": "hi", "n": 2, "stop": whole[1:2]})).json()
     assert [choice["text"] for choice in answer["choices"]] == [whole[:1]] * 2
     client_id = executor.calls.requests[-1].key.client_id
-    assert {(client_id, 0), (client_id, 1)} >= set(executor.calls.completed)
+    assert set(executor.calls.completed) == {(client_id, 0), (client_id, 1)}
 
 
 async def test_a_choice_that_fails_ends_the_answer(http: httpx.AsyncClient, executor: FakeExecutor) -> None:

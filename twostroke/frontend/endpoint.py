@@ -2,9 +2,9 @@
 
     slot (429, 503) -> body (413) -> read (400, 404) -> submit (503) -> stream or collect -> exactly one end
 
-A request for several choices (several prompts, or `n`) has a result for each. While they run, four things may end all of
-them before their last tokens: the client leaves (499), the time is up (504), the frontend stops (503), or one of them
-fails. Each takes the work from the engine at once.
+A request for several choices (several prompts, or `n`) has a result for each. While they run, four things may end all
+of them before their last tokens: the client leaves (499), the time is up (504), the frontend stops (503), or one of
+them fails. Each takes the work from the engine at once.
 """
 
 import asyncio
