@@ -26,7 +26,13 @@ ModelPath = Annotated[
 DtypeOption = Annotated[Dtype | None, typer.Option("--dtype", help="Element type (default: the model's own).")]
 Host = Annotated[str | None, typer.Option("--host", help="Address of the HTTP port (default: 127.0.0.1).")]
 Port = Annotated[
-    int | None, typer.Option("--port", help="HTTP port; 0 takes a free one and prints it.", min=0, max=65535)
+    int | None,
+    typer.Option(
+        "--port",
+        help="HTTP port; 0 takes a free one (default: 8000; context and generation servers: 0).",
+        min=0,
+        max=65535,
+    ),
 ]
 WorkerBind = Annotated[
     str | None,
