@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from twostroke import __version__
 from twostroke.cli.main import app
 
-COMMANDS = ["up", "serve", "router", "context-server", "generation-server", "model", "version"]
+COMMANDS = ["up", "serve", "router", "context-server", "generation-server", "bench", "model", "version"]
 LIGHT_MODULES = [
     "twostroke.cli.up.command",
     "twostroke.frontend.serve",

@@ -3,6 +3,7 @@
     up                 router, context and generation servers on this host, supervised
     serve [DIR]        one server that runs both phases
     router | context-server | generation-server    one part, as a cluster starts it
+    bench              load on an OpenAI-compatible endpoint, and its figures
     model              the demo model and the cache
     version
 
@@ -18,6 +19,7 @@ import typer
 
 from twostroke import __version__
 from twostroke.cli import options
+from twostroke.cli.bench.command import bench
 from twostroke.cli.errors import reported
 from twostroke.cli.model.commands import app as model_app
 from twostroke.cli.model.commands import fetch_with_progress
@@ -32,6 +34,7 @@ app = typer.Typer(
     help="Disaggregated prefill/decode serving for large language models.",
 )
 app.add_typer(model_app, name="model")
+app.command()(bench)
 
 
 def main() -> None:
