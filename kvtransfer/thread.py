@@ -99,7 +99,7 @@ class TransferThread:
         self._open_backend = open_backend
         self._emit_to_engine = emit
         self._wake = wake
-        self._emitted = False
+        self._events: list[TransferEvent] = []
         self._commands: deque[Command] = deque()
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._ready = threading.Event()
@@ -216,10 +216,7 @@ class TransferThread:
             self._next_tick = now + _TICK_S
             contexts.tick(now)
             generations.tick(now)
-        self._gauge(contexts, generations)
-        if self._emitted:
-            self._emitted = False
-            self._wake()
+        self._publish(contexts, generations)
         if not moved and backend.arm():
             self._sleep(contexts, generations, backend)
 
@@ -253,7 +250,7 @@ class TransferThread:
         self._obey(contexts, generations, now)  # what was asked for before the close gets its end, too
         contexts.carry_out(contexts.book.revoke_all(now), now)
         generations.carry_out(generations.book.cancel_all(now), now)
-        self._gauge(contexts, generations)
+        self._publish(contexts, generations)
         counters = self.counters
         return now >= self._close_by or not (counters.leases_open + counters.fetches_open + counters.quarantined)
 
@@ -261,16 +258,22 @@ class TransferThread:
         now = time.monotonic()
         contexts.shut("the worker shuts down", now)
         generations.shut(now)
-        self._gauge(contexts, generations)
-        self._wake()
+        self._publish(contexts, generations)
 
-    def _gauge(self, contexts: ContextSide, generations: GenerationSide) -> None:
+    def _publish(self, contexts: ContextSide, generations: GenerationSide) -> None:
+        """Set the gauges, then hand the turn's events over: whoever sees an event sees the gauges that go with it."""
         counters = self.counters
         counters.leases_open = contexts.book.open_leases
         counters.parked = contexts.book.parked
         counters.quarantined = generations.book.quarantined
         counters.fetches_open = generations.book.open_fetches
 
+        if not self._events:
+            return
+        for event in self._events:
+            self._emit_to_engine(event)
+        self._events.clear()
+        self._wake()
+
     def _emit(self, event: TransferEvent) -> None:
-        self._emit_to_engine(event)
-        self._emitted = True
+        self._events.append(event)

@@ -64,7 +64,7 @@ def is_running(pid: int) -> bool:
     """Whether a process is there and no zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("ascii")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may end between the opening and the reading
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
 
