@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.support.cluster import Cluster, running_cluster
-from tests.support.processes import alive, command_line, descendants
+from tests.support.processes import alive, command_line, descendants, wait_until
 from tests.support.storm import Ending, draw_body, storm
 from tests.support.tiny_models import save_tiny_model
 from tests.support.tiny_tokenizer import VOCAB_SIZE, save_tiny_tokenizer
@@ -73,7 +73,7 @@ def _kill(cluster: Cluster, part: str, draw: random.Random) -> Callable[[], None
 
 
 def _sizes(cluster: Cluster) -> dict[int, Counter[str]]:
-    """Open files, threads and resident MiB of each process that has loaded and is not about to end."""
+    """Open files, threads and resident MiB of each process."""
     found = {}
     for pid in descendants(cluster.process.pid):
         try:
@@ -94,6 +94,18 @@ def _assert_no_growth(before: dict[int, Counter[str]], after: dict[int, Counter[
         assert grown["files"] <= 64, who
         assert grown["threads"] <= 4, who
         assert grown["megabytes"] <= 64, who
+
+
+def _wait_all_live(cluster: Cluster) -> None:
+    """Wait until also what was killed has loaded again: a worker that still loads grows."""
+
+    def all_live() -> bool:
+        try:
+            return all(worker["state"] == "live" for worker in cluster.worker_states()["workers"])
+        except httpx.TransportError:
+            return False
+
+    wait_until(all_live, RECOVERY_S, "every worker is live again")
 
 
 def _assert_whole(cluster: Cluster, expected: list[int]) -> None:
@@ -142,8 +154,9 @@ def test_ten_thousand_requests_and_many_deaths(model_dir: Path, tmp_path: Path) 
             print(f"round {number}: {part} killed, {outcome.endings()}")
             assert outcome.wrong() == []
             assert outcome.endings()[Ending.CUT] == 0 or "router" in part
+            _wait_all_live(cluster)
             _assert_whole(cluster, expected)
             after = _sizes(cluster)
             _assert_no_growth(before, after)
-            # The first sight of a process counts, once it has settled: a round later.
+            # Each process is compared with its first sight.
             before = {pid: before.get(pid, size) for pid, size in after.items() if alive(pid)}
