@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,15 +27,15 @@ from twostroke.frontend.chat import ChatSurface
 from twostroke.frontend.completions import CompletionSurface
 from twostroke.frontend.conversation import Conversations
 from twostroke.frontend.endpoint import GenerationEndpoint, Limits
-from twostroke.frontend.errors import ApiError, Kind, Problem, problem_of
+from twostroke.frontend.errors import ApiError, Kind
 from twostroke.frontend.in_flight import InFlight
 from twostroke.frontend.intake import Intake, served_model
+from twostroke.frontend.json_errors import error_handlers
 from twostroke.frontend.metrics import FrontendMetrics
 from twostroke.frontend.tokenize import AnswerEndpoint, Tokenizing
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.config import ClusterConfig, ToolFamily
-from twostroke.protocol.errors import TwostrokeError
-from twostroke.protocol.openai import ErrorObject, HealthReport, Model, ModelList
+from twostroke.protocol.openai import HealthReport, Model, ModelList
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ def create_app(
             Route(openapi.PATH, probes.openapi, methods=["GET"]),
         ],
         middleware=[Middleware(RequireApiKey, keys=options.api_keys)] if options.api_keys is not None else [],
-        exception_handlers={HTTPException: _on_http_error, TwostrokeError: _on_error, Exception: _on_error},
+        exception_handlers=error_handlers(),
     )
     app.router.redirect_slashes = False  # a redirect is no answer to a POST; the path is simply unknown
     app.state.in_flight = in_flight
@@ -186,22 +185,3 @@ class _Probes:
 
 def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own refusals: no such path, wrong method."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    message = f"{request.method} {request.url.path}: {getattr(error, 'detail', error)}"
-    answer = _problem(Problem(status, ErrorObject(message, "invalid_request_error")))
-    if isinstance(error, HTTPException):
-        answer.headers.update(error.headers or {})  # which methods a path allows
-    return answer
-
-
-async def _on_error(_: Request, error: Exception) -> Response:
-    return _problem(problem_of(error))
-
-
-def _problem(problem: Problem) -> Response:
-    headers = {name.decode(): value.decode() for name, value in problem.headers}
-    return Response(problem.body, problem.status, headers, "application/json")

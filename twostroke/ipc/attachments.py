@@ -53,7 +53,7 @@ class Attachments:
             return f"frontend id {attach.frontend_id} is outside 1..{MAX_FRONTEND_ID}"
         holder = self._by_frontend.get(attach.frontend_id)
         if holder is not None and holder.identity != identity:
-            return f"frontend id {attach.frontend_id} is held by another live frontend; draw another one"
+            return f"frontend id {attach.frontend_id} is held by another live frontend; restart this one to draw anew"
         known = self._by_identity.get(identity)
         if known is not None and known.frontend_id != attach.frontend_id:
             return f"this socket is attached as frontend {known.frontend_id}; use a fresh one"
