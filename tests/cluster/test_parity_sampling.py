@@ -120,13 +120,17 @@ def derived_fields(tokens: list[int], text: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def draw_cases() -> tuple[list[Case], list[Case]]:
-    """Cases that stand by themselves, and greedy ones from whose answers others are derived; prompts all differ."""
-    print(f"seed {SEED}")
-    draw = random.Random(SEED)
+def draw_cases(shift: int) -> tuple[list[Case], list[Case]]:
+    """Cases that stand by themselves, and greedy ones from whose answers others are derived; prompts all differ.
+
+    Args:
+        shift: Moves the lengths on among the cases; over all shifts each case meets each length.
+    """
+    print(f"seed {SEED + shift}")
+    draw = random.Random(SEED + shift)
 
     def body(number: int, fields: dict[str, Any]) -> dict[str, Any]:
-        length = LENGTHS[number % len(LENGTHS)]
+        length = LENGTHS[(number + shift) % len(LENGTHS)]
         return {**GREEDY, "prompt": [draw.randrange(3, VOCAB_SIZE) for _ in range(length)], **fields}
 
     names = [*derived_fields(list(range(60, 80)), "x" * 20), *FORCED]
@@ -168,7 +172,7 @@ def _joined(stream: str) -> Any:
     return {"choices": [whole], "usage": counts["usage"]}
 
 
-async def _in_process(folder: Path) -> Suite:
+async def _in_process(folder: Path, shift: int) -> Suite:
     """Answers of the same HTTP application over an engine in this process."""
     engine = EngineConfig(
         max_batched_tokens=CHUNK, max_sequences=8, kv_cache=KVCacheConfig(block_size=BLOCK, num_blocks=600), threads=1
@@ -177,7 +181,7 @@ async def _in_process(folder: Path) -> Suite:
     app = create_app(executor, TextModel.load(folder), FrontendOptions(), CollectorRegistry())
     try:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine") as client:
-            plain, greedy = draw_cases()
+            plain, greedy = draw_cases(shift)
             # The salt keeps these prompts out of the way of the cases'.
             answers = await _ask_all(client, greedy, cache_salt="greedy")
             derived = list(map(_apply, greedy, answers))
@@ -189,13 +193,16 @@ async def _in_process(folder: Path) -> Suite:
     return Suite(folder, plain + derived, rounds)
 
 
-@pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Suite:
+WHOLE_MATRIX = [pytest.param(shift, marks=pytest.mark.long) for shift in range(1, len(LENGTHS))]
+
+
+@pytest.fixture(scope="module", params=[0, *WHOLE_MATRIX], ids=lambda shift: f"lengths moved by {shift}")
+def suite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Suite:
     """A tiny random model, the cases, and what one process answers."""
     folder = tmp_path_factory.mktemp("model") / "llama"
     save_tiny_model(folder, vocab_size=VOCAB_SIZE, eos_token_id=0)
     save_tiny_tokenizer(folder)
-    return asyncio.run(_in_process(folder))
+    return asyncio.run(_in_process(folder, request.param))
 
 
 def _assert_same(path: str, expected: Any, found: Any) -> None:
