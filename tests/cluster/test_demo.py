@@ -2,11 +2,16 @@
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import openai
 import pytest
+import torch
+import transformers
 
 from tests.support.cluster import STOP_S, Cluster, running_cluster
 from tests.support.processes import alive, descendants
@@ -16,6 +21,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written to
 QUESTION = "What is the capital of France?"
+STORY = "The history of the city is long and full of changes. People came from the sea and from the hills. "
+LENGTHS = [1, 7, 15, 16, 17, 31, 32, 33, 64, 100]
+BFLOAT16_MARGIN = 0.5
+"""Logits: four steps of bfloat16 at the size that this model's largest logits have. Also in docs/architecture.md."""
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +96,34 @@ def test_the_answer_took_both_roles(client: openai.OpenAI, cluster: Cluster) -> 
     assert entry["context_worker"]
     assert entry["generation_worker"]
     cluster.wait_idle()
+
+
+def test_bfloat16_tokens_stay_within_the_margin(cluster: Cluster) -> None:
+    """Every greedy token is the library's likeliest after the same tokens, or within the margin that is documented.
+
+    Prompts have lengths around block edges and run at once, twice: prefix hits and batches vary what is recomputed.
+    """
+    library: Any = transformers
+    text = library.AutoTokenizer.from_pretrained(demo.folder()).encode(STORY * 6)
+    prompts = [text[11 * number :][:length] for number, length in enumerate(LENGTHS)]
+    model = library.AutoModelForCausalLM.from_pretrained(demo.folder(), dtype=torch.bfloat16)
+
+    def ask(prompt: list[int]) -> list[int]:
+        body = {"model": demo.NAME, "prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+        url = f"{cluster.http}/v1/completions"
+        answer = httpx.post(url, json={**body, "return_token_ids": True}, timeout=60, trust_env=False).json()
+        token_ids: list[int] = answer["choices"][0]["token_ids"]
+        return token_ids
+
+    for _ in range(2):
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            outputs = list(threads.map(ask, prompts))
+        for prompt, output in zip(prompts, outputs, strict=True):
+            assert len(output) == 24
+            with torch.inference_mode():
+                logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1].float()
+            chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+            assert float((logits.max(-1).values - chosen).max()) <= BFLOAT16_MARGIN, f"prompt of {len(prompt)} tokens"
 
 
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
