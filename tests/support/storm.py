@@ -31,27 +31,41 @@ class Answer:
     """What one client saw.
 
     Attributes:
+        choices: How many choices were asked for; each has its own finish reason.
         ending: How it ended.
         status: The HTTP status; 0 before there was one.
-        finals: Final events: finish reasons and errors.
-        late: Events after the first final one, but for usage and the end mark.
+        finishes: Finish reasons.
+        errors: Error events; one ends all choices.
+        late: Events after the end, but for usage and the end mark.
         error: The error's message.
     """
 
+    choices: int = 1
     ending: Ending = Ending.ANSWERED
     status: int = 0
-    finals: int = 0
+    finishes: int = 0
+    errors: int = 0
     late: int = 0
     error: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything has had its final event."""
+        return self.errors > 0 or self.finishes >= self.choices
+
+    @property
+    def ended_once(self) -> bool:
+        """Exactly one final event: one error, or one finish reason a choice."""
+        return self.errors == 1 or (self.errors == 0 and self.finishes == self.choices)
 
     def take(self, body: dict[str, Any]) -> None:
         """Note one event of a stream, or a whole body."""
         choices = body.get("choices") or []
-        self.late += bool(self.finals and (choices or "error" in body))
-        self.finals += sum(choice.get("finish_reason") is not None for choice in choices)
+        self.late += bool(self.ended and (choices or "error" in body))
+        self.finishes += sum(choice.get("finish_reason") is not None for choice in choices)
         if "error" in body:
             self.ending, self.error = Ending.REFUSED, body["error"]["message"]
-            self.finals += 1
+            self.errors += 1
 
 
 @dataclass
@@ -71,14 +85,27 @@ class Outcome:
             answer
             for answer in whole
             if answer.ending is Ending.HUNG
-            or answer.finals != 1
+            or not answer.ended_once
             or answer.late
             or answer.status not in (httpx.codes.OK, httpx.codes.SERVICE_UNAVAILABLE)
         ]
 
 
+SHAPES: list[dict[str, Any]] = [
+    *[{}] * 6,
+    {"n": 2},
+    {"n": 3, "seed": 7},
+    {"logprobs": 2, "min_p": 0.05},
+    {"echo": True, "logprobs": 1, "stream": False},
+    {"stop": [" t", "e"], "frequency_penalty": 0.5},
+    {"guided_regex": "[ab]{1,12}", "ignore_eos": False},
+    {"response_format": {"type": "json_object"}, "ignore_eos": False, "n": 2},
+]
+"""Further fields of a request; most have none."""
+
+
 def draw_body(draw: random.Random, model: str) -> dict[str, Any]:
-    """A completion request: short or long up to the model's limit, shared prefixes, stream or not, greedy or not."""
+    """A completion request: short or long up to the model's limit, shared prefixes, and fields of all kinds."""
     kind = draw.random()
     length = draw.choice((1, 15, 16, 17, 32, 33)) if kind < 0.1 else draw.randrange(1, 200)
     if kind > 0.95:
@@ -93,6 +120,7 @@ def draw_body(draw: random.Random, model: str) -> dict[str, Any]:
         "temperature": draw.choice((0, 0.7)),
         "stream": draw.random() < 0.6,
         "ignore_eos": draw.random() < 0.7,
+        **draw.choice(SHAPES),
     }
 
 
@@ -129,7 +157,7 @@ async def _storm(
 
 
 async def _ask(client: httpx.AsyncClient, url: str, body: dict[str, Any], leave_s: float | None) -> Answer:
-    answer = Answer()
+    answer = Answer(choices=body.get("n", 1))
     try:
         async with asyncio.timeout(PATIENCE_S if leave_s is None else leave_s):
             await _read(client, url, body, answer)
