@@ -15,6 +15,11 @@ model:
   {{- with .Values.model.maxModelLen }}
   max_model_len: {{ int . }}
   {{- end }}
+  generation_config: {{ .Values.model.generationConfig }}
+{{- with .Values.frontend.config }}
+frontend:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 router:
   {{- $public := include "twostroke.port.public" . | int }}
   {{- $admin := include "twostroke.port.admin" . | int }}

@@ -136,6 +136,8 @@ def test_settings_of_the_user_reach_the_configuration(helm: str) -> None:
     """Beside what the chart decides."""
     config = cluster_config(render(helm, "--values", CHART / "ci" / "gpu.yaml"), "llm")
     assert config.model.name == "big"
+    assert config.model.generation_config.value == "ignore"
+    assert config.frontend.max_in_flight == 512
     assert config.router.policy.context is RoutingPolicy.ROUND_ROBIN
     assert config.context.max_batched_tokens == 8192
     assert config.context.kv_cache.memory_fraction == 0.9
