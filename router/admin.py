@@ -20,7 +20,7 @@ from router.executor import RouterExecutor
 from router.ledger import HISTORY, LedgerEntry
 from router.workers import WorkerSlot
 from twostroke.frontend.json_errors import error_handlers
-from twostroke.protocol.openai import ErrorBody, ErrorObject
+from twostroke.protocol.openai_answers import ErrorBody, ErrorObject
 from twostroke.protocol.worker import Role
 
 DEFAULT_LIMIT = 100

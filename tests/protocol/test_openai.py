@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from twostroke.protocol.openai import NULL, ChatBody, CompletionBody, Delta, ErrorBody, ErrorObject, Usage
+from twostroke.protocol.openai import NULL, ChatBody, CompletionBody
+from twostroke.protocol.openai_answers import Delta, ErrorBody, ErrorObject, Usage
 
 
 @pytest.mark.parametrize("prompt", ["x", ["x"], [1, 2], [[1, 2]]])

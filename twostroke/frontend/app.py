@@ -35,7 +35,7 @@ from twostroke.frontend.metrics import FrontendMetrics
 from twostroke.frontend.tokenize import AnswerEndpoint, Tokenizing
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.config import ClusterConfig, ToolFamily
-from twostroke.protocol.openai import HealthReport, Model, ModelList
+from twostroke.protocol.openai_answers import HealthReport, Model, ModelList
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from twostroke.frontend.surface import AnswerWriter, Envelope, shown_ids, shown_
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.frontend.tools.answers import SpokenAnswers
 from twostroke.protocol.errors import InvalidRequestError
-from twostroke.protocol.openai import (
+from twostroke.protocol.openai import ChatBody
+from twostroke.protocol.openai_answers import (
     AssistantMessage,
-    ChatBody,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,

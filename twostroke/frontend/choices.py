@@ -9,7 +9,7 @@ from twostroke.frontend.intake import Submission
 from twostroke.frontend.metrics import SequenceTimer
 from twostroke.frontend.output import OutputText, Piece
 from twostroke.frontend.tokenizer import TextModel
-from twostroke.protocol.openai import Usage
+from twostroke.protocol.openai_answers import Usage
 from twostroke.protocol.tokens import token_count
 
 

@@ -13,7 +13,8 @@ from twostroke.frontend.structured_output import read_constraint
 from twostroke.frontend.surface import AnswerWriter, Envelope, shown_ids, shown_prompt_logprobs
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import InvalidRequestError
-from twostroke.protocol.openai import Completion, CompletionBody, CompletionChoice, CompletionLogprobs, Usage
+from twostroke.protocol.openai import CompletionBody
+from twostroke.protocol.openai_answers import Completion, CompletionChoice, CompletionLogprobs, Usage
 from twostroke.protocol.responses import TokenLogprobs
 
 DEFAULT_MAX_TOKENS = 16

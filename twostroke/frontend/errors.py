@@ -19,7 +19,7 @@ from twostroke.protocol.errors import (
     TransferError,
     TwostrokeError,
 )
-from twostroke.protocol.openai import ErrorBody, ErrorObject
+from twostroke.protocol.openai_answers import ErrorBody, ErrorObject
 
 RETRY_AFTER_S = 1
 CLIENT_LEFT = 499

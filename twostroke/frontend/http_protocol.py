@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from twostroke.protocol.openai import ErrorBody, ErrorObject
+from twostroke.protocol.openai_answers import ErrorBody, ErrorObject
 
 MAX_HEAD_BYTES = 64 << 10
 REQUEST_S = 75.0

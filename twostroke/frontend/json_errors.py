@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from twostroke.frontend.errors import Problem, problem_of
 from twostroke.protocol.errors import TwostrokeError
-from twostroke.protocol.openai import ErrorObject
+from twostroke.protocol.openai_answers import ErrorObject
 
 _NOT_FOUND = 404
 Handler = Callable[[Request, Exception], Awaitable[Response]]

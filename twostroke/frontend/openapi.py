@@ -13,17 +13,19 @@ from twostroke.protocol.openai import (
     INTERNAL,
     REFUSED,
     ChatBody,
-    ChatCompletion,
-    Completion,
     CompletionBody,
     DetokenizeBody,
+    NotServed,
+    TokenizeBody,
+)
+from twostroke.protocol.openai_answers import (
+    ChatCompletion,
+    Completion,
     Detokenized,
     ErrorBody,
     HealthReport,
     Model,
     ModelList,
-    NotServed,
-    TokenizeBody,
     Tokenized,
 )
 

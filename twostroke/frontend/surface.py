@@ -11,7 +11,7 @@ from twostroke.frontend.intake import Submission
 from twostroke.frontend.output import Piece
 from twostroke.frontend.request_fields import StreamUsage
 from twostroke.frontend.tokenizer import TextModel
-from twostroke.protocol.openai import PromptLogprob, PromptLogprobsField, Usage
+from twostroke.protocol.openai_answers import PromptLogprob, PromptLogprobsField, Usage
 
 
 class AnswerWriter(Protocol):

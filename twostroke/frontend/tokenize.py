@@ -14,7 +14,8 @@ from twostroke.frontend.intake import served_model
 from twostroke.frontend.request_fields import check_model, check_token_ids, decode_body
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import InvalidRequestError
-from twostroke.protocol.openai import DetokenizeBody, Detokenized, TokenizeBody, Tokenized
+from twostroke.protocol.openai import DetokenizeBody, TokenizeBody
+from twostroke.protocol.openai_answers import Detokenized, Tokenized
 
 Answer = Callable[[bytes], Awaitable[msgspec.Struct]]
 """From a request's body to its answer."""
