@@ -104,6 +104,16 @@ async def test_text_parts_are_joined_by_lines(http: httpx.AsyncClient, executor:
     assert prompt == "<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.parametrize("role", ["system", "user", "tool"])
+async def test_only_an_assistant_may_say_nothing(http: httpx.AsyncClient, executor: FakeExecutor, role: str) -> None:
+    """A message without content is refused by its place, unless it is an assistant's (whose calls may be all)."""
+    answer = await http.post("/v1/chat/completions", json={"messages": [{"role": role}]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages[0].content"
+    silent = [{"role": "user", "content": "x"}, {"role": "assistant"}, {"role": "user", "content": "y"}]
+    assert (await http.post("/v1/chat/completions", json={"messages": silent})).status_code == 200
+
+
 async def test_a_template_error_is_a_400_in_its_own_words(executor: FakeExecutor) -> None:
     """Roles that do not alternate, for example: the client can put that right."""
     template = "{% if messages | length % 2 == 0 %}{{ raise_exception('roles must alternate') }}{% endif %}x"

@@ -88,6 +88,9 @@ class Conversations:
 
 def _message(message: ChatMessage, param: str) -> Message:
     content = message.content
+    if content is None and message.role != "assistant":
+        # An assistant's message may be calls alone; everybody else has something to say.
+        raise InvalidRequestError(f"{param}.content must be given for role `{message.role}`", f"{param}.content")
     if isinstance(content, list):
         # Templates of text models expect one string.
         content = "\n".join(_text_of(part, f"{param}.content[{number}]") for number, part in enumerate(content))
