@@ -4,6 +4,7 @@ The demo model is slow enough here that every phase can be hit: a prompt of some
 A stopped (SIGSTOP) generation worker holds a request between its first token and its transfer for as long as we like.
 """
 
+import http.client
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -106,19 +108,16 @@ def _wait_phase(cluster: Cluster, phase: str) -> None:
     wait_until(lambda: _phase(cluster) == phase, 30, f"the request is in phase {phase}")
 
 
-def _abandon(cluster: Cluster, prompt: str, **more: Any) -> httpx.Client:
-    """Send a streaming request on a connection that the caller closes; nothing is read of the answer."""
-    client = httpx.Client(timeout=60, trust_env=False)
-    request = client.build_request("POST", f"{cluster.http}/v1/completions", json=_body(prompt, stream=True, **more))
-    threading.Thread(target=_send_quietly, args=(client, request), daemon=True).start()
-    return client
+def _abandon(cluster: Cluster, prompt: str, **more: Any) -> http.client.HTTPConnection:
+    """Send a streaming request on a connection that the caller closes; nothing is read of the answer.
 
-
-def _send_quietly(client: httpx.Client, request: httpx.Request) -> None:
-    try:
-        client.send(request, stream=True)
-    except (httpx.HTTPError, RuntimeError):
-        return  # closed under it, as the test wants
+    No thread may wait on that connection: the kernel would keep it open, in spite of `close`, until the wait ends.
+    """
+    address = urlsplit(cluster.http)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)
+    body = json.dumps(_body(prompt, stream=True, **more))
+    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    return connection
 
 
 def test_a_killed_generation_worker_ends_the_request_with_one_error(cluster: Cluster) -> None:
