@@ -27,6 +27,13 @@ class BackendError(TwostrokeError):
     """The transport refused or broke an operation; the message carries its own words and status."""
 
 
+class MemoryKind(enum.StrEnum):
+    """Where a buffer lies; a transport reaches each in its own way."""
+
+    HOST = "host"
+    CUDA = "cuda"
+
+
 @dataclass(frozen=True, slots=True)
 class BlockBuffer:
     """The memory that holds all KV blocks of one rank, contiguous and block after block.
@@ -36,6 +43,7 @@ class BlockBuffer:
         block_bytes: Bytes of one block.
         num_blocks: How many blocks.
         owner: Whatever keeps the memory alive; held for as long as the buffer may be touched.
+        kind: Where the memory lies.
 
     Raises:
         ValueError: A size or the address is not positive.
@@ -45,6 +53,7 @@ class BlockBuffer:
     block_bytes: int
     num_blocks: int
     owner: object
+    kind: MemoryKind = MemoryKind.HOST
 
     def __post_init__(self) -> None:
         if self.address <= 0 or self.block_bytes <= 0 or self.num_blocks <= 0:

@@ -25,7 +25,7 @@ from ctypes import (
 )
 from typing import NamedTuple
 
-from kvtransfer.backend import BackendError
+from kvtransfer.backend import BackendError, MemoryKind
 
 API_MAJOR, API_MINOR = 1, 17
 STATUS = c_int8
@@ -44,6 +44,9 @@ THREAD_MODE_SINGLE = 0
 ENDPOINT_FIELD_REMOTE_ADDRESS = 1 << 0
 MEMORY_FIELD_ADDRESS = 1 << 0
 MEMORY_FIELD_LENGTH = 1 << 1
+MEMORY_FIELD_TYPE = 1 << 4
+MEMORY_TYPES = {MemoryKind.HOST: 0, MemoryKind.CUDA: 1}
+"""`ucs_memory_type_t`."""
 OPERATION_FIELD_MEMORY_HANDLE = 1 << 8
 
 
@@ -157,6 +160,7 @@ class Ucp:
         handle, text, size = c_void_p, c_char_p, c_size_t
         signatures: dict[str, tuple[object, list[object]]] = {
             "ucs_status_string": (text, [STATUS]),
+            "ucp_get_version_string": (text, []),
             "ucp_config_read": (STATUS, [text, text, POINTER(handle)]),
             "ucp_config_modify": (STATUS, [handle, text, text]),
             "ucp_config_release": (None, [handle]),
@@ -184,6 +188,11 @@ class Ucp:
         for name, (result, arguments) in signatures.items():
             function = getattr(self._lib, name)
             function.restype, function.argtypes = result, arguments
+
+    def version(self) -> str:
+        """UCX's own version, such as `1.21.0`."""
+        text: bytes = self._lib.ucp_get_version_string()
+        return text.decode()
 
     def status_text(self, status: int) -> str:
         """UCX's own words for `status`, with the number."""
@@ -255,12 +264,16 @@ class Ucp:
         """Let a worker send, receive and complete; True if anything moved."""
         return bool(self._lib.ucp_worker_progress(worker))
 
-    def map_memory(self, context: int, address: int, nbytes: int) -> int:
-        """Register memory for puts from and into it; a memory handle."""
+    def map_memory(self, context: int, address: int, nbytes: int, kind: MemoryKind) -> int:
+        """Register memory for puts from and into it; a memory handle.
+
+        Its kind is said, not detected: a wrong guess would have the CPU read memory of a GPU.
+        """
         handle = c_void_p()
-        params = MemoryMapParams(field_mask=MEMORY_FIELD_ADDRESS | MEMORY_FIELD_LENGTH, address=address, length=nbytes)
+        fields = MEMORY_FIELD_ADDRESS | MEMORY_FIELD_LENGTH | MEMORY_FIELD_TYPE
+        params = MemoryMapParams(field_mask=fields, address=address, length=nbytes, memory_type=MEMORY_TYPES[kind])
         status = self._lib.ucp_mem_map(context, byref(params), byref(handle))
-        self._check(status, f"register {nbytes} bytes at {address:#x}")
+        self._check(status, f"register {nbytes} bytes of {kind} memory at {address:#x}")
         return _pointer(handle)
 
     def unmap_memory(self, context: int, memory: int) -> None:

@@ -1,4 +1,4 @@
-"""The UCX transport: one-sided puts over tcp, or over shared memory (cma) if asked for.
+"""The UCX transport: one-sided puts, by whichever of the `transports` UCX finds fastest.
 
     context (`ucp_context_h`)       one an agent; owns the registered buffer
       worker (`ucp_worker_h`)       one an inlet and one a connection, never shared between peers
@@ -12,8 +12,18 @@ not at all, which the control messages notice.
 
 import structlog
 
-from kvtransfer.backend import Backend, BackendError, BlockBuffer, Connection, Inlet, Operation, OperationState
+from kvtransfer.backend import (
+    Backend,
+    BackendError,
+    BlockBuffer,
+    Connection,
+    Inlet,
+    MemoryKind,
+    Operation,
+    OperationState,
+)
 from kvtransfer.options import SharedMemory
+from kvtransfer.transports import allowed_transports, writer_reaches_in
 from kvtransfer.ucp import STATUS_IN_PROGRESS, STATUS_OK, Copy, Ucp
 from kvtransfer.ucx_binding import load_ucp
 
@@ -137,14 +147,17 @@ class UcxBackend(Backend):
     Args:
         shared_memory: Whether to use cma between processes of one host.
         net_devices: UCX's network devices; None: all.
+        memory: Where the buffer that will be registered lies.
 
     Raises:
         BackendError: No binding is installed, or UCX does not start with these settings.
     """
 
-    def __init__(self, shared_memory: SharedMemory, net_devices: str | None) -> None:
-        self._cma = shared_memory is SharedMemory.CMA
-        options = {"TLS": "tcp,cma,self" if self._cma else "tcp,self"}
+    def __init__(
+        self, shared_memory: SharedMemory, net_devices: str | None, memory: MemoryKind = MemoryKind.HOST
+    ) -> None:
+        self._close_is_proof = not writer_reaches_in(memory, shared_memory)
+        options = {"TLS": ",".join(allowed_transports(memory, shared_memory))}
         if net_devices is not None:
             options["NET_DEVICES"] = net_devices
         self._ucp = Ucp(load_ucp())
@@ -156,8 +169,8 @@ class UcxBackend(Backend):
 
     @property
     def close_is_proof(self) -> bool:
-        """False with cma: such a writer reaches into our memory by itself."""
-        return not self._cma
+        """False with cma or cuda_ipc: such a writer reaches into our memory by itself."""
+        return self._close_is_proof
 
     @property
     def memory(self) -> int:
@@ -168,7 +181,7 @@ class UcxBackend(Backend):
 
     def register(self, buffer: BlockBuffer) -> None:
         """Map the buffer and pack its key."""
-        self._memory = self._ucp.map_memory(self._context, buffer.address, buffer.nbytes)
+        self._memory = self._ucp.map_memory(self._context, buffer.address, buffer.nbytes, buffer.kind)
         self._key = self._ucp.pack_key(self._context, self._memory)
 
     def add_worker(self) -> UcxWorker:

@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib.util
+import mmap
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,15 +10,16 @@ from pathlib import Path
 import pytest
 
 from kvtransfer import ucp, ucx_binding
-from kvtransfer.backend import BackendError
+from kvtransfer.backend import BackendError, BlockBuffer, MemoryKind
 from kvtransfer.options import SharedMemory
+from kvtransfer.transports import allowed_transports
 from kvtransfer.ucx import UcxBackend
 
 STRUCTURES = {
     "ucp_params_t": (ucp.ContextParams, ["features", "name"]),
     "ucp_worker_params_t": (ucp.WorkerParams, ["thread_mode", "client_id"]),
     "ucp_ep_params_t": (ucp.EndpointParams, ["address", "err_mode", "flags"]),
-    "ucp_mem_map_params_t": (ucp.MemoryMapParams, ["address", "length", "exported_memh_buffer"]),
+    "ucp_mem_map_params_t": (ucp.MemoryMapParams, ["address", "length", "memory_type", "exported_memh_buffer"]),
     "ucp_request_param_t": (ucp.OperationParams, ["flags", "request", "memory_type", "memh"]),
 }
 
@@ -36,7 +38,8 @@ def test_structures_are_laid_out_as_in_the_header(tmp_path: Path) -> None:
     source.write_text(
         "#include <ucp/api/ucp.h>\n#include <stdio.h>\n#include <stddef.h>\nint main(void) {"
         + "\n".join(lines)
-        + 'printf("%zu %d\\n", sizeof(ucs_status_t), UCS_ERR_BUSY); return 0; }\n'
+        + 'printf("%zu %d %d %d %d\\n", sizeof(ucs_status_t), UCS_ERR_BUSY, UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE, '
+        "UCS_MEMORY_TYPE_HOST, UCS_MEMORY_TYPE_CUDA); return 0; }\n"
     )
     include = Path(spec.origin).parent / "include"
     program = tmp_path / "layout"
@@ -46,7 +49,7 @@ def test_structures_are_laid_out_as_in_the_header(tmp_path: Path) -> None:
     for structure, fields in STRUCTURES.values():
         expected.append(ctypes.sizeof(structure))
         expected += [getattr(structure, field).offset for field in fields]
-    expected += [ctypes.sizeof(ucp.STATUS), ucp.STATUS_BUSY]
+    expected += [ctypes.sizeof(ucp.STATUS), ucp.STATUS_BUSY, ucp.MEMORY_FIELD_TYPE, *ucp.MEMORY_TYPES.values()]
     assert [int(number) for number in printed] == expected
 
 
@@ -65,6 +68,43 @@ def test_shared_memory_takes_more_than_a_closed_inlet() -> None:
         backend = UcxBackend(setting, "lo")
         assert backend.close_is_proof is proof
         backend.close()
+
+
+def test_cuda_memory_is_never_taken_for_proven_by_a_closed_inlet() -> None:
+    """Its writer may copy from GPU to GPU by itself."""
+    backend = UcxBackend(SharedMemory.OFF, "lo", MemoryKind.CUDA)
+    assert not backend.close_is_proof
+    backend.close()
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="what a GPU's driver says to host memory is its affair")
+def test_memory_is_registered_as_the_kind_that_it_is_said_to_be() -> None:
+    """Without a GPU, UCX refuses to take memory for that of one; the message names kind and address."""
+    pages = mmap.mmap(-1, mmap.PAGESIZE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    for kind in MemoryKind:
+        backend = UcxBackend(SharedMemory.OFF, "lo", kind)
+        buffer = BlockBuffer(address, mmap.PAGESIZE, 1, pages, kind)
+        if kind is MemoryKind.HOST:
+            backend.register(buffer)
+        else:
+            with pytest.raises(BackendError, match=f"of cuda memory at {address:#x}"):
+                backend.register(buffer)
+        backend.close()
+
+
+@pytest.mark.parametrize(
+    ("memory", "shared_memory", "expected"),
+    [
+        (MemoryKind.HOST, SharedMemory.OFF, {"tcp", "self"}),
+        (MemoryKind.HOST, SharedMemory.CMA, {"tcp", "self", "cma"}),
+        (MemoryKind.CUDA, SharedMemory.OFF, {"tcp", "self", "cuda_copy", "cuda_ipc"}),
+        (MemoryKind.CUDA, SharedMemory.CMA, {"tcp", "self", "cuda_copy", "cuda_ipc", "cma"}),
+    ],
+)
+def test_transports_that_may_be_used(memory: MemoryKind, shared_memory: SharedMemory, expected: set[str]) -> None:
+    """No transport whose failure aborts the writer, unless asked for."""
+    assert set(allowed_transports(memory, shared_memory)) == expected
 
 
 def test_without_a_binding_both_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
