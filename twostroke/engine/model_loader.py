@@ -29,6 +29,27 @@ class _GenerationConfig(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """How a folder's model would run; nothing of its weights is read for that.
+
+    Attributes:
+        folder: The local folder.
+        config: The model library's configuration of it.
+        digest: Names config and weight index; see `model_digest`.
+        dtype: Of weights, activations and cache.
+        max_model_len: Positions that may be served.
+        eos_token_ids: Tokens that end a sequence, ascending.
+    """
+
+    folder: Path
+    config: Any
+    digest: str
+    dtype: torch.dtype
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model that is ready to run.
 
@@ -56,6 +77,18 @@ def load_model(model: ModelConfig) -> LoadedModel:
         ConfigError: `model.dtype` or `model.max_model_len` does not go with this model.
         ModelError: The folder is missing, incomplete, or holds a model that cannot be served.
     """
+    plan = plan_model(model)
+    module = _load_weights(plan.folder, plan.config, plan.dtype)
+    return LoadedModel(module, module.config, plan.digest, plan.dtype, plan.max_model_len, plan.eos_token_ids)
+
+
+def plan_model(model: ModelConfig) -> ModelPlan:
+    """Find `model`'s folder, and check that what it holds can be served as configured.
+
+    Raises:
+        ConfigError: `model.dtype` or `model.max_model_len` does not go with this model.
+        ModelError: The folder is missing, incomplete, or holds a model that cannot be served.
+    """
     folder = find_folder(model.path)
     digest = model_digest(folder)
     try:
@@ -67,8 +100,7 @@ def load_model(model: ModelConfig) -> LoadedModel:
     check_rope(config, max_model_len)
     dtype = choose_dtype(config, model.dtype)
     eos_token_ids = read_eos_ids(folder, config)  # before the library, which takes the file without a check
-    module = _load_weights(folder, config, dtype)
-    return LoadedModel(module, module.config, digest, dtype, max_model_len, eos_token_ids)
+    return ModelPlan(folder, config, digest, dtype, max_model_len, eos_token_ids)
 
 
 def find_folder(path: str) -> Path:

@@ -14,7 +14,7 @@ from twostroke.engine.cpu_sampling import CpuGumbelMax
 from twostroke.engine.interfaces import CacheMemory, ModelFacts, SequenceSlice, StepPlan, StepResult
 from twostroke.engine.kv_cache import CacheGeometry, KVCache, count_blocks
 from twostroke.engine.library_attention import forward
-from twostroke.engine.model_loader import LoadedModel, load_model
+from twostroke.engine.model_loader import LoadedModel, ModelPlan, load_model
 from twostroke.engine.packing import pack
 from twostroke.engine.prompt_scoring import score_prompts
 from twostroke.engine.sampler import draws, sample
@@ -102,7 +102,7 @@ class ModelRunner:
             self.run(StepPlan([part] * count))
 
 
-def cache_geometry(model: LoadedModel, block_size: int) -> CacheGeometry:
+def cache_geometry(model: LoadedModel | ModelPlan, block_size: int) -> CacheGeometry:
     """Sizes of one block of `model`'s KV cache."""
     config = model.config
     heads = config.num_attention_heads
