@@ -16,7 +16,7 @@ import platform
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from rich.console import Console
@@ -25,6 +25,7 @@ from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
 VERSION = 1
+Sample = TypeVar("Sample")
 _BAR_INCHES = 0.32
 
 
@@ -157,15 +158,15 @@ class Report(msgspec.Struct):
         return comparison
 
 
-def interleave(rounds: int, contenders: Mapping[str, Callable[[], float]], what: str) -> dict[str, list[float]]:
+def interleave(rounds: int, contenders: Mapping[str, Callable[[], Sample]], what: str) -> dict[str, list[Sample]]:
     """Measure all contenders in turn, round by round.
 
     Args:
         rounds: Samples of each.
-        contenders: Each call measures once.
+        contenders: Each call measures once; what it returns may hold several figures of one turn.
         what: Stands beside the progress bar.
     """
-    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    samples: dict[str, list[Sample]] = {name: [] for name in contenders}
     turns = [(name, measure) for _ in range(rounds) for name, measure in contenders.items()]
     for name, measure in track(turns, description=what, console=Console(stderr=True), transient=True):
         samples[name].append(measure())

@@ -1,0 +1,64 @@
+"""What no executor can be cheaper than, measured on the same loads: the engine alone, and a bare queue.
+
+engine alone   the same engine, stepped in a plain loop: no threads, no results
+bare queue     messages as long as the ipc form's, passed between two processes that do nothing else (`zmq_echo`)
+
+Neither registers requests, checks offsets or wakes readers; what a form costs beyond them is for that.
+"""
+
+import time
+
+from benchmarks.cpu_time import cpu_s
+from benchmarks.executor_forms import Load, Spent, request_of
+from benchmarks.instant_engine import MODEL, instant_config, load_instant_runner
+from benchmarks.zmq_echo import Echo
+from twostroke.engine.engine import Engine
+from twostroke.ipc.codec import request_codec, result_codec
+from twostroke.protocol.ids import SequenceKey, draw_epoch
+from twostroke.protocol.requests import RequestEnvelope
+from twostroke.protocol.responses import ResponseBatch, SequenceOutput
+from twostroke.protocol.tokens import pack_tokens
+from twostroke.protocol.worker import Role
+
+_TYPICAL_OFFSET = 100
+
+
+def make_engine(streams: int) -> Engine:
+    """The instant engine, for up to `streams` sequences at the same time."""
+    config = instant_config(streams)
+    return Engine(load_instant_runner(MODEL, config, lambda _: None), config, Role.AGGREGATED)
+
+
+def engine_alone(engine: Engine, load: Load) -> Spent:
+    """Step `engine` until it has made `load`."""
+    wall, own = time.perf_counter(), time.process_time()
+    for turn in range(load.requests):
+        for stream in range(load.streams):
+            engine.add(request_of(turn * load.streams + stream, load.tokens))
+        while engine.has_work:
+            engine.step()
+    return Spent(time.perf_counter() - wall, time.process_time() - own, 0.0)
+
+
+def bare_queue(echo: Echo, load: Load) -> Spent:
+    """Pass the messages of `load`: one for each request, and one a step with the outputs of all streams."""
+    request, answer = request_bytes(load.tokens), batch_bytes(load.streams)
+    wall, own, child = time.perf_counter(), time.process_time(), cpu_s(echo.pid)
+    for _ in range(load.requests):
+        for _ in range(load.streams - 1):
+            echo.send(request, 0, answer)
+        echo.send(request, load.tokens, answer)
+        for _ in range(load.tokens):
+            echo.receive()
+    return Spent(time.perf_counter() - wall, time.process_time() - own, cpu_s(echo.pid) - child)
+
+
+def request_bytes(tokens: int) -> int:
+    """Length of one encoded request."""
+    return len(request_codec().encode(RequestEnvelope(draw_epoch(), request_of(1, tokens))))
+
+
+def batch_bytes(streams: int) -> int:
+    """Length of one encoded batch, with a token for each of `streams` sequences."""
+    outputs = [SequenceOutput(SequenceKey(number), _TYPICAL_OFFSET, pack_tokens([1])) for number in range(streams)]
+    return len(result_codec().encode(ResponseBatch(draw_epoch(), outputs)))

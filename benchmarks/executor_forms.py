@@ -1,0 +1,144 @@
+"""The executor's forms around the same instant engine, and what a load on one of them costs.
+
+in-process    engine on a thread of this process
+ipc, remote   one worker process with two frontends, both this process: its launcher's queues, and a TCP attachment
+
+The load's tasks read results as the HTTP frontend does, each on its own.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from benchmarks.cpu_time import cpu_s
+from benchmarks.instant_engine import MODEL, instant_config, load_instant_runner
+from twostroke.executor.base import GenerationExecutor
+from twostroke.executor.ipc import IpcExecutor
+from twostroke.executor.remote import RemoteExecutor
+from twostroke.ipc.secret import new_secret
+from twostroke.protocol.ids import ClientIds, SequenceKey, draw_frontend_id
+from twostroke.protocol.requests import GenerationRequest
+from twostroke.protocol.sampling import SamplingParams
+from twostroke.protocol.tokens import pack_tokens, token_count
+from twostroke.protocol.worker import Role
+from twostroke.worker.in_process import InProcessExecutor
+
+PROMPT = pack_tokens(range(1, 17))
+_DEADLINE_S = 60.0
+_LAUNCH_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One executor.
+
+    Attributes:
+        executor: What requests are submitted to.
+        worker_pid: The process that holds its engine; None if that is this one.
+    """
+
+    executor: GenerationExecutor
+    worker_pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A closed load: `streams` at the same time, each of `requests` one after the other, of `tokens` each."""
+
+    streams: int
+    requests: int
+    tokens: int
+
+    @property
+    def all_requests(self) -> int:
+        """Over all streams."""
+        return self.streams * self.requests
+
+    @property
+    def all_tokens(self) -> int:
+        """Over all requests."""
+        return self.all_requests * self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a load took.
+
+    Attributes:
+        wall_s: From the first submit to the last token.
+        frontend_s: CPU of this process; for the in-process form the engine's is in it.
+        worker_s: CPU of the worker process.
+    """
+
+    wall_s: float
+    frontend_s: float
+    worker_s: float
+
+
+@asynccontextmanager
+async def open_forms(streams: int) -> AsyncIterator[dict[str, Form]]:
+    """All forms, by name, for up to `streams` requests at the same time."""
+    config = instant_config(streams)
+    in_process = InProcessExecutor(load_instant_runner(MODEL, config, lambda _: None), MODEL, config)
+    secret = new_secret()
+    ipc = IpcExecutor.start("benchmarks.instant_engine", Role.AGGREGATED, MODEL, config, secret=secret)
+    try:
+        description = await asyncio.wait_for(asyncio.wrap_future(ipc.ready), _LAUNCH_S)
+        remote = await RemoteExecutor.attach(description.address, secret, ClientIds(draw_frontend_id()))
+        try:
+            yield {"in-process": Form(in_process), "ipc": Form(ipc, ipc.pid), "remote": Form(remote, ipc.pid)}
+        finally:
+            remote.shutdown()
+    finally:
+        await asyncio.to_thread(ipc.shutdown)
+        in_process.shutdown()
+
+
+async def measure(form: Form, load: Load) -> Spent:
+    """Put `load` on `form`.
+
+    Raises:
+        RuntimeError: Tokens were lost.
+        TimeoutError: It did not end.
+    """
+    worker_before = 0.0 if form.worker_pid is None else cpu_s(form.worker_pid)
+    wall, own = time.perf_counter(), time.process_time()
+    async with asyncio.timeout(_DEADLINE_S):
+        made = await asyncio.gather(*(_stream(form.executor, load) for _ in range(load.streams)))
+    wall, own = time.perf_counter() - wall, time.process_time() - own
+    if sum(made) != load.all_tokens:
+        raise RuntimeError(f"{sum(made)} tokens came, not {load.all_tokens}")
+    return Spent(wall, own, 0.0 if form.worker_pid is None else cpu_s(form.worker_pid) - worker_before)
+
+
+async def lone_request_s(form: Form, requests: int, pause_s: float) -> list[float]:
+    """Seconds that each of some one-token requests took, each sent to a machine that idles since `pause_s`."""
+    seconds = []
+    for _ in range(requests):
+        await asyncio.sleep(pause_s)
+        started = time.perf_counter()
+        await _request(form.executor, 1)
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def request_of(client_id: int, tokens: int) -> GenerationRequest:
+    """A request for exactly `tokens` tokens."""
+    return GenerationRequest(
+        key=SequenceKey(client_id), prompt_ids=PROMPT, sampling=SamplingParams(max_tokens=tokens, ignore_eos=True)
+    )
+
+
+async def _stream(executor: GenerationExecutor, load: Load) -> int:
+    return sum([await _request(executor, load.tokens) for _ in range(load.requests)])
+
+
+async def _request(executor: GenerationExecutor, tokens: int) -> int:
+    """Run one request as the HTTP frontend does; how many tokens came."""
+    result = executor.submit(request_of(executor.draw_client_id(), tokens))
+    made = 0
+    while outputs := await result.next_outputs():
+        made += sum(token_count(output.token_ids) for output in outputs)
+    return made

@@ -1,0 +1,175 @@
+"""What does a token cost between a frontend and its engine, in each form of the executor?
+
+Puts closed loads on the in-process, ipc and remote forms around the same instant engine (`instant_engine`), and reads
+the CPU time of the frontend's process and of the worker's apart:
+
+    python -m benchmarks.executor_overhead [--rounds 7] [--streams 1 64 512]
+
+Long requests give the CPU time per token and tokens/s; one-token requests give CPU per request and requests/s; single
+requests on an idle machine give the latency that a form adds. Beside them stand the engine alone and a bare queue,
+below which no form can be (`executor_floors`). "frontend" is the CPU of the process that submits and reads, by a task a
+stream on one event loop; in the in-process form it holds the engine too.
+"""
+
+import argparse
+import asyncio
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+
+import uvloop
+
+from benchmarks.executor_floors import bare_queue, engine_alone, make_engine
+from benchmarks.executor_forms import Form, Load, Spent, lone_request_s, measure, open_forms
+from benchmarks.report import Better, Report, interleave, output_options, publish
+from benchmarks.zmq_echo import echo
+
+IN_PROCESS, IPC, REMOTE = "in-process", "ipc", "remote"
+ENGINE_ALONE, BARE_QUEUE = "engine alone", "bare pyzmq"
+SHARE_AT_MOST = 1 / 3
+"""What a token may cost at the most streams, of its cost at one stream."""
+ADDED_AT_MOST_US = 300.0
+"""What the ipc form may add to a lone request."""
+LONE_REQUESTS = 100
+PAUSE_S = 0.002
+US = 1e6
+
+Measure = Callable[[Load], Spent]
+Samples = dict[int, dict[str, list[Spent]]]
+"""By number of streams and by contender, one a round."""
+
+
+class Bench:
+    """All contenders, open, on one event loop."""
+
+    def __init__(self, runner: asyncio.Runner, forms: Mapping[str, Form], floors: Mapping[str, Measure]) -> None:
+        self._runner = runner
+        self.forms = forms
+        self._floors = floors
+
+    def samples(self, loads: Sequence[Load], rounds: int, what: str) -> Samples:
+        """Every contender under every load."""
+        return {load.streams: interleave(rounds, self._contenders(load), f"{what}, {load.streams}") for load in loads}
+
+    def lone_us(self, rounds: int) -> dict[str, list[float]]:
+        """Microseconds of a lone request: of each round the median."""
+        contenders = {name: self._lone(form) for name, form in self.forms.items()}
+        queue = self._floors[BARE_QUEUE]
+        return interleave(rounds, {**contenders, BARE_QUEUE: lambda: queue(Load(1, 1, 1)).wall_s * US}, "lone requests")
+
+    def _contenders(self, load: Load) -> dict[str, Callable[[], Spent]]:
+        def on(form: Form) -> Callable[[], Spent]:
+            return lambda: self._runner.run(measure(form, load))
+
+        def below(floor: Measure) -> Callable[[], Spent]:
+            return lambda: floor(load)
+
+        forms = {name: on(form) for name, form in self.forms.items()}
+        return forms | {name: below(floor) for name, floor in self._floors.items()}
+
+    def _lone(self, form: Form) -> Callable[[], float]:
+        return lambda: statistics.median(self._runner.run(lone_request_s(form, LONE_REQUESTS, PAUSE_S))) * US
+
+
+@contextmanager
+def open_bench(streams: int) -> Iterator[Bench]:
+    """Start everything that is measured, for up to `streams` requests at the same time."""
+    engine = make_engine(streams)
+    with ExitStack() as stack:
+        queue = stack.enter_context(echo())
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        opened = AsyncExitStack()
+        try:
+            forms = runner.run(opened.enter_async_context(open_forms(streams)))
+            floors: dict[str, Measure] = {
+                ENGINE_ALONE: lambda load: engine_alone(engine, load),
+                BARE_QUEUE: lambda load: bare_queue(queue, load),
+            }
+            yield Bench(runner, forms, floors)
+        finally:
+            runner.run(opened.aclose())
+
+
+def add_rates(report: Report, samples: Samples, loads: Sequence[Load], what: str) -> None:
+    """Tokens or requests a second, all contenders side by side."""
+    for load in loads:
+        count = load.all_tokens if what == "tokens" else load.all_requests
+        rates = {name: [count / one.wall_s for one in many] for name, many in samples[load.streams].items()}
+        report.add(f"{_streams(load)}, {what}", f"{what}/s", rates)
+
+
+def add_costs(report: Report, samples: Samples, loads: Sequence[Load], what: str) -> None:
+    """CPU time per token or request of each contender, its numbers of streams side by side."""
+
+    def add(case: str, name: str, seconds: Callable[[Spent], float]) -> None:
+        costs = {
+            _streams(load): [seconds(one) / load.all_tokens * US for one in samples[load.streams][name]]
+            for load in loads
+        }
+        report.add(f"{name}, {case}", f"us of CPU per {what}", costs)
+
+    for name in next(iter(samples.values())):
+        add("all", name, lambda spent: spent.frontend_s + spent.worker_s)
+        if name in {IPC, REMOTE}:
+            add("frontend", name, lambda spent: spent.frontend_s)
+            add("worker", name, lambda spent: spent.worker_s)
+
+
+def add_lone(report: Report, lone: Mapping[str, list[float]], rounds: int) -> None:
+    """Latency of a lone request, and what a form adds to the in-process one."""
+    report.add("lone request", "us", lone)
+    added = {
+        name: [mine - base for mine, base in zip(lone[name], lone[IN_PROCESS], strict=True)] for name in (IPC, REMOTE)
+    }
+    report.add("added to a lone request", "us", {**added, "bound": [ADDED_AT_MOST_US] * rounds})
+    report.compare("added to a lone request", IPC, "bound", better=Better.LOWER, limit=1, aim=1)
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    """Measure everything."""
+    streams, rounds = sorted(arguments.streams), arguments.rounds
+    long = [Load(count, 1, max(64, arguments.tokens // count)) for count in streams]
+    short = [Load(count, max(5, arguments.requests // count), 1) for count in streams]
+    report = Report(
+        "executor_overhead",
+        "What does a token cost between a frontend and its engine, in each form of the executor?",
+        {
+            "rounds": rounds,
+            "long requests (streams x tokens)": [f"{load.streams} x {load.tokens}" for load in long],
+            "one-token requests (streams x requests)": [f"{load.streams} x {load.requests}" for load in short],
+        },
+    )
+    with open_bench(streams[-1]) as bench:
+        bench.samples(long, 1, "warm-up")
+        tokens = bench.samples(long, rounds, "tokens")
+        requests = bench.samples(short, rounds, "one-token requests")
+        lone = bench.lone_us(rounds)
+    add_rates(report, tokens, long, "tokens")
+    add_rates(report, requests, short, "requests")
+    add_costs(report, tokens, long, "token")
+    add_costs(report, requests, short, "request")
+    add_lone(report, lone, rounds)
+    for name in (IN_PROCESS, IPC, REMOTE):
+        most, least = _streams(long[-1]), _streams(long[0])
+        report.compare(f"{name}, all", most, least, better=Better.LOWER, limit=SHARE_AT_MOST, aim=SHARE_AT_MOST)
+    return report
+
+
+def _streams(load: Load) -> str:
+    return "1 stream" if load.streams == 1 else f"{load.streams} streams"
+
+
+def main() -> None:
+    """Read the command line, measure, publish."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="samples of each figure (%(default)s)")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 512], help="requests at a time (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=2000, help="tokens of one sample, at least (%(default)s)")
+    parser.add_argument("--requests", type=int, default=300, help="requests of one sample, at least (%(default)s)")
+    output_options(parser)
+    arguments = parser.parse_args()
+    publish(run(arguments), arguments.out)
+
+
+if __name__ == "__main__":
+    main()

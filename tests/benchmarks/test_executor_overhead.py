@@ -1,0 +1,77 @@
+"""The executor benchmark measures real forms around a real worker, and what it reports adds up."""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import executor_overhead
+from benchmarks.cpu_time import cpu_s
+from benchmarks.executor_floors import batch_bytes, request_bytes
+from benchmarks.executor_forms import Load
+from benchmarks.instant_engine import VOCABULARY, load_instant_runner
+from benchmarks.zmq_echo import echo
+from tests.support.engine_requests import engine_config, make_request, run_until_idle, tokens_of
+from twostroke.engine.engine import Engine
+from twostroke.protocol.config import ModelConfig
+from twostroke.protocol.worker import Role
+
+
+def test_an_instant_engine_counts_up() -> None:
+    """The token after `t` is `t + 1`, whatever else is in the batch, and nothing but the length ends a sequence."""
+    config = engine_config(max_batched_tokens=64)
+    engine = Engine(load_instant_runner(ModelConfig(served_name="m"), config, print), config, Role.AGGREGATED)
+    engine.add(make_request(1, [5, 6], max_tokens=4))
+    engine.add(make_request(2, range(40), max_tokens=3, n=2))
+    engine.add(make_request(3, [VOCABULARY - 1], max_tokens=2))
+    outputs = run_until_idle(engine)
+    assert tokens_of(outputs[1]) == [7, 8, 9, 10]
+    assert tokens_of([output for output in outputs[2] if output.key.index == 1]) == [40, 41, 42]
+    assert tokens_of(outputs[3]) == [0, 1]
+
+
+def test_cpu_time_counts_all_threads_of_a_process() -> None:
+    """The kernel's figure grows by what this process itself says that it used."""
+    before, own = cpu_s(os.getpid()), time.process_time()
+    while time.process_time() - own < 0.05:
+        pass
+    assert 0.04 < cpu_s(os.getpid()) - before < 10
+    with pytest.raises(FileNotFoundError):
+        cpu_s(2**30)
+
+
+def test_the_bare_queue_answers_with_as_many_bytes_as_asked() -> None:
+    """Requests for nothing get nothing; the child ends with the context."""
+    with echo() as queue:
+        queue.send(request_bytes(8), 0, 10)
+        queue.send(request_bytes(8), 2, 1000)
+        assert [len(queue.receive()) for _ in range(2)] == [1000, 1000]
+    assert 10 < batch_bytes(512) - batch_bytes(511) < 40
+
+
+@pytest.mark.cluster
+def test_every_form_is_measured(tmp_path: Path) -> None:
+    """A tiny run has figures of all contenders, and a positive CPU time of each process."""
+    arguments = argparse.Namespace(rounds=1, streams=[1, 4], tokens=64, requests=8, out=tmp_path)
+    report = executor_overhead.run(arguments)
+    forms = ["in-process", "ipc", "remote"]
+    for name in [*forms, "engine alone", "bare pyzmq"]:
+        assert report.of(f"{name}, all", "4 streams").median > 0
+        assert report.of("4 streams, tokens", name).median > 0
+        assert report.of("1 stream, requests", name).median > 0
+    for name in ("ipc", "remote"):
+        parts = [report.of(f"{name}, {part}", "4 streams").median for part in ("frontend", "worker", "all")]
+        assert min(parts) > 0
+        assert parts[2] == pytest.approx(parts[0] + parts[1])
+    assert [pair.case for pair in report.comparisons] == [
+        "added to a lone request",
+        *(f"{name}, all" for name in forms),
+    ]
+
+
+def test_loads_count_what_they_ask_for() -> None:
+    """All requests and all tokens, over all streams."""
+    load = Load(streams=3, requests=4, tokens=5)
+    assert (load.all_requests, load.all_tokens) == (12, 60)
