@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from kvtransfer.backend import Backend, BlockBuffer
+from kvtransfer.backend import Backend, BlockBuffer, MemoryKind
 from kvtransfer.counters import TransferCounters
 from kvtransfer.events import BlocksSafe, FetchEnded, LeaseEnded, TransferEvent
 from kvtransfer.handles import handle_key, sign_handle
@@ -25,6 +25,7 @@ from kvtransfer.loopback import LoopbackBackend, LoopbackFabric
 from kvtransfer.options import BackendKind, TransferOptions
 from kvtransfer.receiver import Fetch, PeerName
 from kvtransfer.thread import CancelCommand, Command, OfferCommand, RevokeCommand, TransferThread
+from kvtransfer.transports import allowed_transports
 from twostroke.ipc.curve import SECRET_BYTES
 from twostroke.protocol.errors import ConfigError, EngineDeadError
 from twostroke.protocol.ids import SequenceKey
@@ -33,8 +34,8 @@ from twostroke.protocol.transfer import TRANSFER_VERSION, LayoutFingerprint, Tra
 log = structlog.get_logger(__name__)
 
 
-def open_backend(options: TransferOptions, fabric: LoopbackFabric | None) -> Backend:
-    """The transport that `options` names; logs which.
+def open_backend(options: TransferOptions, memory: MemoryKind, fabric: LoopbackFabric | None) -> Backend:
+    """The transport that `options` names, for a buffer in `memory`; logs which.
 
     Raises:
         ConfigError: Loopback without a fabric.
@@ -47,7 +48,7 @@ def open_backend(options: TransferOptions, fabric: LoopbackFabric | None) -> Bac
         return LoopbackBackend(fabric)
     from kvtransfer.ucx import UcxBackend  # noqa: PLC0415 - UCX is loaded only where it is used
 
-    return UcxBackend(options.shared_memory, options.ucx_devices())
+    return UcxBackend(allowed_transports(memory, options.shared_memory), options.ucx_devices())
 
 
 class TransferAgent:
@@ -95,7 +96,7 @@ class TransferAgent:
             epoch,
             layout,
             buffer,
-            open_backend=lambda: open_backend(options, fabric),
+            open_backend=lambda: open_backend(options, buffer.kind, fabric),
             emit=self._events.append,
             wake=wake,
         )

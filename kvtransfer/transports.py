@@ -5,23 +5,36 @@
                    through host memory on both sides
 
 Left out: cma unless asked for (when the target of such writes is killed, UCX aborts the writer), and InfiniBand, whose
-failed writes would abort the writer likewise while UCX's endpoint error handling is off.
+behaviour at a peer's death has yet to be measured.
 """
+
+from dataclasses import dataclass, replace
 
 from kvtransfer.backend import MemoryKind
 from kvtransfer.options import SharedMemory
 
-_SOCKETS = ("tcp", "self")
-_BETWEEN_GPUS = ("cuda_copy", "cuda_ipc")
+_WITHIN_A_HOST = frozenset({"cma", "cuda_ipc"})
+"""Here the writer reaches into the target's memory by itself."""
 
 
-def allowed_transports(memory: MemoryKind, shared_memory: SharedMemory) -> tuple[str, ...]:
-    """UCX's names of the transports for a buffer in `memory`."""
-    cuda = _BETWEEN_GPUS if memory is MemoryKind.CUDA else ()
+@dataclass(frozen=True, slots=True)
+class Transports:
+    """UCX's names of the transports that it may choose from."""
+
+    names: tuple[str, ...]
+
+    @property
+    def close_is_proof(self) -> bool:
+        """Whether a target that closes its side can no longer be written, whichever of them was chosen."""
+        return _WITHIN_A_HOST.isdisjoint(self.names)
+
+    def across_hosts(self) -> "Transports":
+        """Those of them that reach another host."""
+        return replace(self, names=tuple(name for name in self.names if name not in _WITHIN_A_HOST))
+
+
+def allowed_transports(memory: MemoryKind, shared_memory: SharedMemory) -> Transports:
+    """The transports for a buffer in `memory`."""
+    cuda = ("cuda_copy", "cuda_ipc") if memory is MemoryKind.CUDA else ()
     cma = ("cma",) if shared_memory is SharedMemory.CMA else ()
-    return (*_SOCKETS, *cuda, *cma)
-
-
-def writer_reaches_in(memory: MemoryKind, shared_memory: SharedMemory) -> bool:
-    """Whether a writer may write our memory by itself, so that closing our side is no proof that it has stopped."""
-    return memory is MemoryKind.CUDA or shared_memory is SharedMemory.CMA
+    return Transports(("tcp", "self", *cuda, *cma))

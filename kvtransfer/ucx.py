@@ -12,18 +12,8 @@ not at all, which the control messages notice.
 
 import structlog
 
-from kvtransfer.backend import (
-    Backend,
-    BackendError,
-    BlockBuffer,
-    Connection,
-    Inlet,
-    MemoryKind,
-    Operation,
-    OperationState,
-)
-from kvtransfer.options import SharedMemory
-from kvtransfer.transports import allowed_transports, writer_reaches_in
+from kvtransfer.backend import Backend, BackendError, BlockBuffer, Connection, Inlet, Operation, OperationState
+from kvtransfer.transports import Transports
 from kvtransfer.ucp import STATUS_IN_PROGRESS, STATUS_OK, Copy, Ucp
 from kvtransfer.ucx_binding import load_ucp
 
@@ -145,19 +135,16 @@ class UcxBackend(Backend):
     """UCX in one process.
 
     Args:
-        shared_memory: Whether to use cma between processes of one host.
+        transports: What UCX may choose from.
         net_devices: UCX's network devices; None: all.
-        memory: Where the buffer that will be registered lies.
 
     Raises:
         BackendError: No binding is installed, or UCX does not start with these settings.
     """
 
-    def __init__(
-        self, shared_memory: SharedMemory, net_devices: str | None, memory: MemoryKind = MemoryKind.HOST
-    ) -> None:
-        self._close_is_proof = not writer_reaches_in(memory, shared_memory)
-        options = {"TLS": ",".join(allowed_transports(memory, shared_memory))}
+    def __init__(self, transports: Transports, net_devices: str | None) -> None:
+        self._transports = transports
+        options = {"TLS": ",".join(transports.names)}
         if net_devices is not None:
             options["NET_DEVICES"] = net_devices
         self._ucp = Ucp(load_ucp())
@@ -170,7 +157,7 @@ class UcxBackend(Backend):
     @property
     def close_is_proof(self) -> bool:
         """False with cma or cuda_ipc: such a writer reaches into our memory by itself."""
-        return self._close_is_proof
+        return self._transports.close_is_proof
 
     @property
     def memory(self) -> int:

