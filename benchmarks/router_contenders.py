@@ -1,0 +1,89 @@
+"""The routers that `router_overhead` measures, each started with instant workers behind it."""
+
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from benchmarks.http_load import completion
+from benchmarks.instant_worker import MODEL
+from benchmarks.processes import await_line, running
+from twostroke.frontend.tokenizer import TextModel
+from twostroke.ipc.secret import new_secret, save_secret
+from twostroke.ipc.supervise import READY_FD_VARIABLE, PartReady, decode_event
+
+TEXT = " The quick brown fox jumps over the lazy dog and runs back into the wood before the night falls again."
+"""What the instant workers say, one token after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A router that serves.
+
+    Attributes:
+        name: As the report calls it.
+        port: Of its HTTP endpoint.
+        pid: Of the process that is measured.
+        model: The model's served name.
+        marks: Events of a stream beside one a token; the end mark is one.
+        api_key: What it wants to see.
+    """
+
+    name: str
+    port: int
+    pid: int
+    model: str = MODEL
+    marks: int = 1
+    api_key: str | None = None
+
+    def request(self, prompt: list[int] | str, tokens: int, *, stream: bool, step_ms: int = 0) -> bytes:
+        """One completion request; its workers make a token every `step_ms` milliseconds (0: at once)."""
+        fields: dict[str, object] = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "seed": step_ms}
+        fields |= {"temperature": 0, "ignore_eos": True}
+        if stream:
+            fields["stream"] = True
+        return completion(msgspec.json.encode(fields), api_key=self.api_key)
+
+
+@contextmanager
+def twostroke(model: Path, folder: Path) -> Iterator[Contender]:
+    """`twostroke router` as it is, with an API key, over a context and a generation worker.
+
+    Args:
+        model: Folder of the model whose tokenizer it uses.
+        folder: For its files and logs.
+    """
+    secret_file, keys_file, config_file = folder / "secret", folder / "keys", folder / "router.yaml"
+    save_secret(new_secret(), secret_file)
+    api_key = secrets.token_hex(16)
+    keys_file.write_text(api_key + "\n")
+    tokens = TextModel.load(model).encode(TEXT, add_special_tokens=False)
+    workers_log, log = folder / "workers.log", folder / "router.log"
+    worker_command = [sys.executable, "-m", "benchmarks.instant_worker", str(secret_file), ",".join(map(str, tokens))]
+    with running(worker_command, workers_log) as workers:
+        context, generation = await_line(workers, workers_log, "workers: ").split()
+        document = {
+            "model": {"path": str(model)},
+            "router": {"port": 0},
+            "workers": {"context": [context], "generation": [generation]},
+            "security": {"secret_file": str(secret_file), "api_keys_file": str(keys_file)},
+        }
+        config_file.write_text(yaml.safe_dump(document))
+        environment = {READY_FD_VARIABLE: "1"}  # the announcement goes into the log
+        command = [sys.executable, "-m", "twostroke.cli", "router", "--config", str(config_file)]
+        with running(command, log, environment=environment) as router:
+            yield Contender("twostroke", _announced_port(router, log), router.pid, api_key=api_key)
+
+
+def _announced_port(router: "subprocess.Popen[bytes]", log: Path) -> int:
+    start = '{"event":"ready"'
+    ready = decode_event((start + await_line(router, log, start)).encode())
+    if not isinstance(ready, PartReady):
+        raise TypeError(f"not a readiness: {ready}")
+    return int(ready.http.rpartition(":")[2])

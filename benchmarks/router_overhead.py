@@ -1,0 +1,153 @@
+"""How much processor time does a router spend on a request, on a stream, and on a token of a stream?
+
+    per request       a completion of 16 tokens, answered whole; 32 clients, each asks again when it has its answer
+    per stream        the same, streamed
+    per chunk         64 and 256 streams that get a token every 20 ms each, all of them in the same step
+
+All of the router's process counts, its idle work too; nothing is subtracted. twostroke's router does all that it does
+in service: it checks an API key, keeps its ledger, runs the context and the generation leg with the hand-over between
+them, and makes text of the tokens. Behind it are instant workers that speak the real protocol.
+"""
+
+import argparse
+import asyncio
+import functools
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.http_load import Connection, ask_in_turn, connect
+from benchmarks.processes import cpu_us
+from benchmarks.report import Report, interleave, output_options, publish
+from benchmarks.router_contenders import Contender, twostroke
+from twostroke.cli.model.commands import fetch_with_progress
+
+CLIENTS = 32
+STEP_MS = 20
+PACED_STREAMS = (64, 256)
+_BEGIN_S = 1.0
+"""Paced streams are measured once all of them have run for so long."""
+_OWN_CHUNK = 0.98
+"""Tokens that come while a router does not get the processor share a chunk: a busy machine would flatter it."""
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured.
+
+    Attributes:
+        prompt_tokens: Length of each prompt.
+        tokens: Length of each answer that is not paced.
+        requests: How many of them a round.
+        paced_s: How long paced streams are looked at in a round.
+    """
+
+    prompt_tokens: int
+    tokens: int
+    requests: int
+    paced_s: float
+
+    @property
+    def prompt(self) -> list[int]:
+        """Token ids that every vocabulary has."""
+        return [100 + number % 800 for number in range(self.prompt_tokens)]
+
+
+async def per_request(contender: Contender, sizes: Sizes, *, stream: bool) -> float:
+    """CPU microseconds for one request at full load."""
+    request = contender.request(sizes.prompt, sizes.tokens, stream=stream)
+    connections = await connect(contender.port, CLIENTS)
+    await ask_in_turn(connections, request, 2)
+    each = max(sizes.requests // CLIENTS, 1)
+    before = cpu_us(contender.pid)
+    await ask_in_turn(connections, request, each)
+    spent = cpu_us(contender.pid) - before
+    for connection in connections:
+        connection.close()
+    return spent / (each * CLIENTS)
+
+
+async def per_chunk(contender: Contender, sizes: Sizes, streams: int) -> float:
+    """CPU microseconds for one chunk of paced streams, each token in a chunk of its own.
+
+    Raises:
+        RuntimeError: Tokens shared chunks, time and again.
+    """
+    for _ in range(_TRIES):
+        spent, share = await _paced(contender, sizes, streams)
+        if share >= _OWN_CHUNK:
+            return spent
+    raise RuntimeError(f"{contender.name}: {share:.0%} as many chunks as tokens: is the machine busy?")
+
+
+async def _paced(contender: Contender, sizes: Sizes, streams: int) -> tuple[float, float]:
+    """CPU microseconds a chunk, and the share of chunks in tokens."""
+    tokens = int((2 * _BEGIN_S + sizes.paced_s) * 1000 / STEP_MS)
+    request = contender.request(sizes.prompt, tokens, stream=True, step_ms=STEP_MS)
+    connections = await connect(contender.port, streams)
+    asking = [asyncio.ensure_future(connection.ask(request)) for connection in connections]
+    await asyncio.sleep(_BEGIN_S)
+    before, chunks_before = cpu_us(contender.pid), _events(connections)
+    await asyncio.sleep(sizes.paced_s)
+    spent, chunks = cpu_us(contender.pid) - before, _events(connections) - chunks_before
+    if any(one.done() for one in asking):
+        raise RuntimeError(f"{contender.name}: streams ended while they were measured")
+    events = sum(await asyncio.gather(*asking)) - streams * contender.marks
+    for connection in connections:
+        connection.close()
+    return spent / chunks, events / (streams * tokens)
+
+
+def _events(connections: list[Connection]) -> int:
+    return sum(connection.events for connection in connections)
+
+
+Measure = Callable[[Contender], float]
+
+
+def cases(runner: asyncio.Runner, sizes: Sizes) -> dict[str, Measure]:
+    """What is measured of each contender, by name."""
+
+    def paced(streams: int) -> Measure:
+        return lambda contender: runner.run(per_chunk(contender, sizes, streams))
+
+    measures: dict[str, Measure] = {
+        "per request": lambda contender: runner.run(per_request(contender, sizes, stream=False)),
+        f"per {sizes.tokens}-token stream": lambda contender: runner.run(per_request(contender, sizes, stream=True)),
+    }
+    return measures | {f"per chunk, {streams} paced streams": paced(streams) for streams in PACED_STREAMS}
+
+
+def main() -> None:
+    """Start the contenders, measure them in turn, publish."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="samples of each figure (%(default)s)")
+    parser.add_argument("--requests", type=int, default=1600, help="requests or streams a sample (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=16, help="length of their answers (%(default)s)")
+    parser.add_argument("--prompt-tokens", type=int, default=128, help="length of prompts (%(default)s)")
+    parser.add_argument("--paced-s", type=float, default=2.0, help="seconds of paced streams a sample (%(default)s)")
+    parser.add_argument("--model", type=Path, help="folder with the tokenizer to use (default: the demo model)")
+    output_options(parser)
+    arguments = parser.parse_args()
+    sizes = Sizes(arguments.prompt_tokens, arguments.tokens, arguments.requests, arguments.paced_s)
+    settings = {"rounds": arguments.rounds, "clients": CLIENTS, "step_ms": STEP_MS, "tokens": sizes.tokens}
+    settings |= {"prompt_tokens": sizes.prompt_tokens, "requests": sizes.requests, "paced_s": sizes.paced_s}
+    report = Report("router_overhead", "How much processor time does a router spend on what it passes on?", settings)
+    model = arguments.model or fetch_with_progress()
+    report.notes.append("CPU time of all threads of the router's process, from the kernel; nothing is subtracted.")
+    with ExitStack() as stack, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        contenders = [stack.enter_context(twostroke(model, folder))]
+        for case, measure in cases(runner, sizes).items():
+            bound = {one.name: functools.partial(measure, one) for one in contenders}
+            report.add(case, "us", interleave(arguments.rounds, bound, case))
+    publish(report, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
