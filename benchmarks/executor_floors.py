@@ -1,9 +1,10 @@
-"""What no executor can be cheaper than, measured on the same loads: the engine alone, and a bare queue.
+"""What stands beside the executor's forms, under the same loads: engines alone, and a bare queue.
 
-engine alone   the same engine, stepped in a plain loop: no threads, no results
-bare queue     messages as long as the ipc form's, passed between two processes that do nothing else (`zmq_echo`)
+    instant engine   stepped in a plain loop, without threads and results: no form can be cheaper
+    real engine      likewise, over the instant runner: what its scheduler and block manager add to any form
+    bare queue       messages as long as the ipc form's, passed between two processes that do nothing else (`zmq_echo`)
 
-Neither registers requests, checks offsets or wakes readers; what a form costs beyond them is for that.
+None of them registers requests, checks offsets or wakes readers; what a form costs beyond them is for that.
 """
 
 import time
@@ -19,14 +20,15 @@ from twostroke.protocol.requests import RequestEnvelope
 from twostroke.protocol.responses import ResponseBatch, SequenceOutput
 from twostroke.protocol.tokens import pack_tokens
 from twostroke.protocol.worker import Role
+from twostroke.worker.loading import MakeEngine
 
 _TYPICAL_OFFSET = 100
 
 
-def make_engine(streams: int) -> Engine:
-    """The instant engine, for up to `streams` sequences at the same time."""
+def alone(make_engine: MakeEngine, streams: int) -> Engine:
+    """An engine over the instant runner, for up to `streams` sequences at the same time."""
     config = instant_config(streams)
-    return Engine(load_instant_runner(MODEL, config, lambda _: None), config, Role.AGGREGATED)
+    return make_engine(load_instant_runner(MODEL, config, print), config, Role.AGGREGATED)
 
 
 def engine_alone(engine: Engine, load: Load) -> Spent:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from benchmarks.cpu_time import cpu_s
-from benchmarks.instant_engine import MODEL, instant_config, load_instant_runner
+from benchmarks.instant_engine import MODEL, InstantEngine, instant_config, load_instant_runner
 from twostroke.executor.base import GenerationExecutor
 from twostroke.executor.ipc import IpcExecutor
 from twostroke.executor.remote import RemoteExecutor
@@ -81,7 +81,7 @@ class Spent:
 async def open_forms(streams: int) -> AsyncIterator[dict[str, Form]]:
     """All forms, by name, for up to `streams` requests at the same time."""
     config = instant_config(streams)
-    in_process = InProcessExecutor(load_instant_runner(MODEL, config, lambda _: None), MODEL, config)
+    in_process = InProcessExecutor(load_instant_runner(MODEL, config, print), MODEL, config, InstantEngine)
     secret = new_secret()
     ipc = IpcExecutor.start("benchmarks.instant_engine", Role.AGGREGATED, MODEL, config, secret=secret)
     try:

@@ -6,9 +6,10 @@ the CPU time of the frontend's process and of the worker's apart:
     python -m benchmarks.executor_overhead [--rounds 7] [--streams 1 64 512]
 
 Long requests give the CPU time per token and tokens/s; one-token requests give CPU per request and requests/s; single
-requests on an idle machine give the latency that a form adds. Beside them stand the engine alone and a bare queue,
-below which no form can be (`executor_floors`). "frontend" is the CPU of the process that submits and reads, by a task a
-stream on one event loop; in the in-process form it holds the engine too.
+requests on an idle machine give the latency that a form adds. Beside them stand engines alone and a bare queue
+(`executor_floors`): what a form cannot be cheaper than, and what the real engine's bookkeeping adds to any.
+"frontend" is the CPU of the process that submits and reads, by a task a stream on one event loop; in the in-process
+form it holds the engine too.
 """
 
 import argparse
@@ -19,13 +20,15 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 
 import uvloop
 
-from benchmarks.executor_floors import bare_queue, engine_alone, make_engine
+from benchmarks.executor_floors import alone, bare_queue, engine_alone
 from benchmarks.executor_forms import Form, Load, Spent, lone_request_s, measure, open_forms
+from benchmarks.instant_engine import InstantEngine
 from benchmarks.report import Better, Report, interleave, output_options, publish
 from benchmarks.zmq_echo import echo
+from twostroke.engine.engine import Engine
 
 IN_PROCESS, IPC, REMOTE = "in-process", "ipc", "remote"
-ENGINE_ALONE, BARE_QUEUE = "engine alone", "bare pyzmq"
+INSTANT_ENGINE, REAL_ENGINE, BARE_QUEUE = "instant engine alone", "real engine alone", "bare pyzmq"
 SHARE_AT_MOST = 1 / 3
 """What a token may cost at the most streams, of its cost at one stream."""
 ADDED_AT_MOST_US = 300.0
@@ -54,18 +57,19 @@ class Bench:
     def lone_us(self, rounds: int) -> dict[str, list[float]]:
         """Microseconds of a lone request: of each round the median."""
         contenders = {name: self._lone(form) for name, form in self.forms.items()}
-        queue = self._floors[BARE_QUEUE]
-        return interleave(rounds, {**contenders, BARE_QUEUE: lambda: queue(Load(1, 1, 1)).wall_s * US}, "lone requests")
+        queue = self._below(self._floors[BARE_QUEUE], Load(1, 1, 1))
+        return interleave(rounds, {**contenders, BARE_QUEUE: lambda: queue().wall_s * US}, "lone requests")
 
     def _contenders(self, load: Load) -> dict[str, Callable[[], Spent]]:
-        def on(form: Form) -> Callable[[], Spent]:
-            return lambda: self._runner.run(measure(form, load))
+        forms = {name: self._on(form, load) for name, form in self.forms.items()}
+        return forms | {name: self._below(floor, load) for name, floor in self._floors.items()}
 
-        def below(floor: Measure) -> Callable[[], Spent]:
-            return lambda: floor(load)
+    def _on(self, form: Form, load: Load) -> Callable[[], Spent]:
+        return lambda: self._runner.run(measure(form, load))
 
-        forms = {name: on(form) for name, form in self.forms.items()}
-        return forms | {name: below(floor) for name, floor in self._floors.items()}
+    def _below(self, floor: Measure, load: Load) -> Callable[[], Spent]:
+        # On another thread, since a frontend whose loop stands still falls silent.
+        return lambda: self._runner.run(asyncio.to_thread(floor, load))
 
     def _lone(self, form: Form) -> Callable[[], float]:
         return lambda: statistics.median(self._runner.run(lone_request_s(form, LONE_REQUESTS, PAUSE_S))) * US
@@ -74,7 +78,7 @@ class Bench:
 @contextmanager
 def open_bench(streams: int) -> Iterator[Bench]:
     """Start everything that is measured, for up to `streams` requests at the same time."""
-    engine = make_engine(streams)
+    instant, real = alone(InstantEngine, streams), alone(Engine, streams)
     with ExitStack() as stack:
         queue = stack.enter_context(echo())
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
@@ -82,7 +86,8 @@ def open_bench(streams: int) -> Iterator[Bench]:
         try:
             forms = runner.run(opened.enter_async_context(open_forms(streams)))
             floors: dict[str, Measure] = {
-                ENGINE_ALONE: lambda load: engine_alone(engine, load),
+                INSTANT_ENGINE: lambda load: engine_alone(instant, load),
+                REAL_ENGINE: lambda load: engine_alone(real, load),
                 BARE_QUEUE: lambda load: bare_queue(queue, load),
             }
             yield Bench(runner, forms, floors)

@@ -1,24 +1,35 @@
-"""A worker whose model costs nothing: the real engine over a runner that answers at once.
+"""An engine that costs nothing, in a worker that is real: what is measured around it is what the executor costs.
 
-Everything between the sockets and the runner is the product's own code (worker main, I/O thread, engine loop, engine,
-scheduler, block manager), so what is measured with it is what a token costs beside the model. The token after `t` is
-`t + 1`, and no token ends a sequence. `python -m benchmarks.instant_engine` is the worker process that `IpcExecutor`
-starts; `load_instant_runner` stands in for the model in a worker of another kind.
+    InstantEngine   every sequence gets its next token in every step, at a cost linear in the sequences; no scheduler,
+                    no blocks, no limits
+    InstantRunner   the model only: under the real engine it shows what that one's bookkeeping costs
+
+The token after `t` is `t + 1`; nothing but `max_tokens` ends a sequence. `python -m benchmarks.instant_engine` is the
+worker process that `IpcExecutor` starts: worker main, I/O thread, outbox, inbox and engine loop are the product's own.
 """
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.engine.interfaces import CacheMemory, ModelFacts, SampledToken, StepPlan, StepResult
+from twostroke.engine.constraint import TokenConstraint
+from twostroke.engine.engine import Engine
+from twostroke.engine.interfaces import CacheMemory, ModelFacts, Runner, SampledToken, StepPlan, StepResult
 from twostroke.protocol.config import EngineConfig, KVCacheConfig, ModelConfig
+from twostroke.protocol.errors import AbortedError
+from twostroke.protocol.ids import SequenceKey
+from twostroke.protocol.requests import GenerationRequest
+from twostroke.protocol.responses import FinishReason, SequenceOutput
+from twostroke.protocol.tokens import pack_tokens, token_count, unpack_tokens
 from twostroke.protocol.transfer import LayoutFingerprint
+from twostroke.protocol.worker import Role, WorkerLoad
 from twostroke.worker.main import run_worker
 
 VOCABULARY = 32_000
 MAX_MODEL_LEN = 8192
-_BLOCKS = 65_536
+BLOCKS = 65_536
 _HEAD_DIM = 2  # one float16 K and V of two elements: a token takes eight bytes of cache
 
 MODEL = ModelConfig(served_name="instant")
@@ -51,14 +62,87 @@ class InstantRunner:
         return StepResult(tokens, [])
 
 
+@dataclass(slots=True)
+class _Counting:
+    """A sequence: what comes next, at which offset, and where it ends."""
+
+    key: SequenceKey
+    token: int
+    offset: int
+    end: int
+
+
+class InstantEngine(Engine):
+    """An `Engine` for whole requests whose steps are one pass over its sequences.
+
+    Args:
+        runner: Gives the facts of the model and is never run.
+        config: Its bounds are not kept.
+        role: `AGGREGATED`.
+    """
+
+    def __init__(self, runner: Runner, config: EngineConfig, role: Role) -> None:
+        super().__init__(runner, config, role)
+        self._blocks = super().load().blocks
+        self._counting: dict[SequenceKey, _Counting] = {}
+        self._given_up: list[SequenceOutput] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step now would do something."""
+        return bool(self._counting or self._given_up)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether any sequence is left."""
+        return bool(self._counting)
+
+    def client_ids(self) -> set[int]:
+        """The requests that run."""
+        return {key.client_id for key in self._counting}
+
+    def add(self, request: GenerationRequest, constraint: TokenConstraint | None = None) -> None:
+        """Begin with every sequence of `request` at once."""
+        del constraint
+        offset, last = token_count(request.generated_ids), unpack_tokens(request.prompt_ids + request.generated_ids)[-1]
+        for key in request.keys:
+            end = request.sampling.max_tokens or MAX_MODEL_LEN
+            self._counting[key] = _Counting(key, (last + 1) % VOCABULARY, offset, end)
+
+    def abort(self, client_id: int, index: int | None = None) -> list[SequenceKey]:
+        """Give a request up, or one index of it."""
+        keys = [key for key in self._counting if key.client_id == client_id and index in {None, key.index}]
+        for key in keys:
+            ended = self._counting.pop(key)
+            self._given_up.append(SequenceOutput(key, ended.offset, error=AbortedError("aborted").to_info()))
+        return keys
+
+    def step(self) -> list[SequenceOutput]:
+        """One token for each sequence."""
+        outputs, self._given_up = self._given_up, []
+        for one in list(self._counting.values()):
+            offset, one.offset = one.offset, one.offset + 1
+            final = one.offset >= one.end
+            reason = FinishReason.LENGTH if final else None
+            outputs.append(SequenceOutput(one.key, offset, pack_tokens((one.token,)), finish_reason=reason))
+            one.token = (one.token + 1) % VOCABULARY
+            if final:
+                del self._counting[one.key]
+        return outputs
+
+    def load(self) -> WorkerLoad:
+        """How many sequences run; its blocks stay free."""
+        return WorkerLoad(running=len(self._counting), blocks=self._blocks)
+
+
 def load_instant_runner(model: ModelConfig, config: EngineConfig, progress: Callable[[str], None]) -> InstantRunner:
     """A `LoadRunner` that loads nothing."""
-    del model, progress
-    return InstantRunner(config.kv_cache.num_blocks or _BLOCKS, config.kv_cache.block_size)
+    del model, progress  # there is nothing to load, and nothing to tell
+    return InstantRunner(config.kv_cache.num_blocks or BLOCKS, config.kv_cache.block_size)
 
 
 def instant_config(streams: int) -> EngineConfig:
-    """An engine that runs `streams` sequences at the same time; their prompts are not worth caching."""
+    """Of a real engine: it runs `streams` sequences at the same time, and their prompts are not worth caching."""
     return EngineConfig(
         max_sequences=streams,
         max_batched_tokens=max(2048, streams),
@@ -68,4 +152,4 @@ def instant_config(streams: int) -> EngineConfig:
 
 
 if __name__ == "__main__":
-    sys.exit(run_worker(load_runner=load_instant_runner))
+    sys.exit(run_worker(load_runner=load_instant_runner, make_engine=InstantEngine))

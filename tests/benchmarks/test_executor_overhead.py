@@ -11,18 +11,20 @@ from benchmarks import executor_overhead
 from benchmarks.cpu_time import cpu_s
 from benchmarks.executor_floors import batch_bytes, request_bytes
 from benchmarks.executor_forms import Load
-from benchmarks.instant_engine import VOCABULARY, load_instant_runner
+from benchmarks.instant_engine import BLOCKS, MODEL, VOCABULARY, InstantEngine, load_instant_runner
 from benchmarks.zmq_echo import echo
 from tests.support.engine_requests import engine_config, make_request, run_until_idle, tokens_of
 from twostroke.engine.engine import Engine
-from twostroke.protocol.config import ModelConfig
+from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.worker import Role
+from twostroke.worker.loading import MakeEngine
 
 
-def test_an_instant_engine_counts_up() -> None:
-    """The token after `t` is `t + 1`, whatever else is in the batch, and nothing but the length ends a sequence."""
+@pytest.mark.parametrize("make_engine", [InstantEngine, Engine])
+def test_an_instant_engine_counts_up(make_engine: MakeEngine) -> None:
+    """The token after `t` is `t + 1`, whatever else runs, and only the length ends a sequence; so with the runner."""
     config = engine_config(max_batched_tokens=64)
-    engine = Engine(load_instant_runner(ModelConfig(served_name="m"), config, print), config, Role.AGGREGATED)
+    engine = make_engine(load_instant_runner(MODEL, config, print), config, Role.AGGREGATED)
     engine.add(make_request(1, [5, 6], max_tokens=4))
     engine.add(make_request(2, range(40), max_tokens=3, n=2))
     engine.add(make_request(3, [VOCABULARY - 1], max_tokens=2))
@@ -30,6 +32,21 @@ def test_an_instant_engine_counts_up() -> None:
     assert tokens_of(outputs[1]) == [7, 8, 9, 10]
     assert tokens_of([output for output in outputs[2] if output.key.index == 1]) == [40, 41, 42]
     assert tokens_of(outputs[3]) == [0, 1]
+    assert engine.load().blocks.total == BLOCKS
+
+
+def test_an_instant_engine_gives_up_what_is_aborted() -> None:
+    """An aborted sequence has one final event; the others go on."""
+    config = engine_config()
+    engine = InstantEngine(load_instant_runner(MODEL, config, print), config, Role.AGGREGATED)
+    engine.add(make_request(1, [5], max_tokens=4, n=2))
+    engine.step()
+    assert engine.abort(1, 1) == [SequenceKey(1, 1)]
+    assert engine.abort(2) == []
+    outputs = run_until_idle(engine)[1]
+    assert tokens_of([output for output in outputs if output.key.index == 0], 1) == [7, 8, 9]
+    assert [(output.key.index, output.offset) for output in outputs if output.error is not None] == [(1, 1)]
+    assert not engine.unfinished
 
 
 def test_cpu_time_counts_all_threads_of_a_process() -> None:
@@ -57,7 +74,7 @@ def test_every_form_is_measured(tmp_path: Path) -> None:
     arguments = argparse.Namespace(rounds=1, streams=[1, 4], tokens=64, requests=8, out=tmp_path)
     report = executor_overhead.run(arguments)
     forms = ["in-process", "ipc", "remote"]
-    for name in [*forms, "engine alone", "bare pyzmq"]:
+    for name in [*forms, "instant engine alone", "real engine alone", "bare pyzmq"]:
         assert report.of(f"{name}, all", "4 streams").median > 0
         assert report.of("4 streams, tokens", name).median > 0
         assert report.of("1 stream, requests", name).median > 0

@@ -23,7 +23,7 @@ from twostroke.protocol.responses import ResponseBatch
 from twostroke.protocol.worker import Role, WorkerDescription, WorkerLoad
 from twostroke.worker.engine_loop import EngineLoop
 from twostroke.worker.inbox import Inbox, Received
-from twostroke.worker.loading import describe_worker, load_constraint_compiler, load_model_runner
+from twostroke.worker.loading import MakeEngine, describe_worker, load_constraint_compiler, load_model_runner
 from twostroke.worker.pulse import Pulse
 from twostroke.worker.role_part import AggregatedPart
 
@@ -37,11 +37,14 @@ class InProcessExecutor(GenerationExecutor):
         runner: The loaded model.
         model: What it was loaded from.
         config: The engine's section of the configuration.
+        make_engine: Makes the engine around the model.
     """
 
-    def __init__(self, runner: Runner, model: ModelConfig, config: EngineConfig) -> None:
+    def __init__(
+        self, runner: Runner, model: ModelConfig, config: EngineConfig, make_engine: MakeEngine = Engine
+    ) -> None:
         self._config = config
-        engine = Engine(runner, config, Role.AGGREGATED)
+        engine = make_engine(runner, config, Role.AGGREGATED)
         self.description: WorkerDescription = describe_worker(engine, Role.AGGREGATED, model, config, address="")
         self._client_ids = ClientIds(LAUNCHING_FRONTEND)
         self._pending = PendingResults()

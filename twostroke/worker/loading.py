@@ -14,6 +14,8 @@ from twostroke.protocol.worker import Role, WorkerDescription
 
 LoadRunner = Callable[[ModelConfig, EngineConfig, Callable[[str], None]], Runner]
 """Loads a model; told how to report progress. Tests give an instant one."""
+MakeEngine = Callable[[Runner, EngineConfig, Role], Engine]
+"""Makes the engine of a loaded model. Benchmarks of what lies around it give one that costs nothing."""
 
 
 def load_model_runner(model: ModelConfig, config: EngineConfig, progress: Callable[[str], None]) -> Runner:

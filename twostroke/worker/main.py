@@ -29,7 +29,13 @@ from twostroke.protocol.worker import InitProgress, WorkerFailed, WorkerIdentity
 from twostroke.worker.engine_loop import EngineLoop
 from twostroke.worker.inbox import Inbox, Terminate
 from twostroke.worker.io_thread import IoThread
-from twostroke.worker.loading import LoadRunner, describe_worker, load_constraint_compiler, load_model_runner
+from twostroke.worker.loading import (
+    LoadRunner,
+    MakeEngine,
+    describe_worker,
+    load_constraint_compiler,
+    load_model_runner,
+)
 from twostroke.worker.pulse import Pulse
 from twostroke.worker.role_part import AggregatedPart, MakeRolePart, RoleContext
 
@@ -43,12 +49,17 @@ REPORT_S = 15.0
 """How long the launcher may take to acknowledge a status, the endpoint's own deadline included."""
 
 
-def run_worker(make_role_part: MakeRolePart | None = None, load_runner: LoadRunner = load_model_runner) -> int:
+def run_worker(
+    make_role_part: MakeRolePart | None = None,
+    load_runner: LoadRunner = load_model_runner,
+    make_engine: MakeEngine = Engine,
+) -> int:
     """Run this process as the worker world that its launcher asks for.
 
     Args:
         make_role_part: Makes the role's part of a request's life; None for a worker that runs whole requests.
         load_runner: Loads the model.
+        make_engine: Makes the engine around it.
 
     Returns:
         The process's exit code.
@@ -65,7 +76,7 @@ def run_worker(make_role_part: MakeRolePart | None = None, load_runner: LoadRunn
         endpoint = WorkerEndpoint(spec)
     except ConfigError as error:
         return _report_unbound(spec, error)
-    return Worker(spec, endpoint, load_runner, make_role_part or (lambda _: AggregatedPart())).run()
+    return Worker(spec, endpoint, load_runner, make_engine, make_role_part or (lambda _: AggregatedPart())).run()
 
 
 class Worker:
@@ -75,14 +86,21 @@ class Worker:
         spec: What the launcher asks for.
         endpoint: The bound sockets.
         load_runner: Loads the model.
+        make_engine: Makes the engine around it.
         make_role_part: Makes the role's part of a request's life.
     """
 
     def __init__(
-        self, spec: LaunchSpec, endpoint: WorkerEndpoint, load_runner: LoadRunner, make_role_part: MakeRolePart
+        self,
+        spec: LaunchSpec,
+        endpoint: WorkerEndpoint,
+        load_runner: LoadRunner,
+        make_engine: MakeEngine,
+        make_role_part: MakeRolePart,
     ) -> None:
         self._spec = spec
         self._load_runner = load_runner
+        self._make_engine = make_engine
         self._make_role_part = make_role_part
         self._address = endpoint.address
         self._inbox = Inbox(spec.engine.max_waiting)
@@ -111,7 +129,7 @@ class Worker:
         """Everything up to the moment when the launcher knows that this worker is ready."""
         spec = self._spec
         runner = self._load_runner(spec.model, spec.engine, self._report_progress)
-        engine = Engine(runner, spec.engine, spec.role)
+        engine = self._make_engine(runner, spec.engine, spec.role)
         self._role_part = self._make_role_part(
             RoleContext(
                 role=spec.role,
