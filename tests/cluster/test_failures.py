@@ -21,11 +21,11 @@ from tests.support.cluster import Cluster, running_cluster
 from tests.support.processes import wait_until
 from twostroke.cli.model import demo
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 LONG_PROMPT = "The history of the city is long and full of changes. " * 60
 NEXT_PROMPT = "The capital of France is"
-RECOVERY_S = 60.0
+RECOVERY_S = 120.0
 
 
 @pytest.fixture(scope="module")
