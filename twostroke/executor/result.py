@@ -99,7 +99,8 @@ class GenerationResult:
         self._abort = abort
         self._offsets = OffsetCheck(token_count(request.generated_ids))
         self._outputs: deque[SequenceOutput] = deque()
-        self._changed = threading.Condition()  # its lock is reentrant
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # for blocked threads; entering the lock itself is cheaper
         self._finished = False
         self._error: TwostrokeError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -122,8 +123,8 @@ class GenerationResult:
 
     def feed(self, output: SequenceOutput) -> None:
         """Take one output; see `ResultSink`. A gap also gives the sequence up: what follows would be of no use."""
-        with self._changed:
-            if self.done:
+        with self._lock:
+            if self._finished or self._error is not None:
                 return
             if output.error is not None:
                 self._end(from_info(output.error))
@@ -142,7 +143,7 @@ class GenerationResult:
 
     def fail(self, error: TwostrokeError) -> None:
         """End with `error`, unless ended already."""
-        with self._changed:
+        with self._lock:
             if not self.done:
                 self._end(error)
 
@@ -166,7 +167,7 @@ class GenerationResult:
         Raises:
             TwostrokeError: The sticky error, once all outputs before it were read.
         """
-        with self._changed:
+        with self._lock:
             if self._outputs:
                 return self._outputs.popleft()
             if self._error is not None:
@@ -190,7 +191,7 @@ class GenerationResult:
         while True:
             # The waiter exists before the queue is looked at, so that a feed in between is not missed.
             self._waiter = self._loop.create_future()
-            with self._changed:
+            with self._lock:
                 ended = self._finished and not self._outputs
                 output = None if ended else self._take()
             if ended or output is not None:
@@ -209,7 +210,7 @@ class GenerationResult:
         """
         self._loop = asyncio.get_running_loop()
         while True:
-            with self._changed:
+            with self._lock:
                 if self._outputs:
                     waiting = list(self._outputs)
                     self._outputs.clear()
@@ -224,7 +225,7 @@ class GenerationResult:
 
     def take_waiting(self) -> list[SequenceOutput]:
         """All outputs that wait to be read now, perhaps none; an error is left for the next read."""
-        with self._changed:
+        with self._lock:
             waiting = list(self._outputs)
             self._outputs.clear()
         return waiting

@@ -15,7 +15,15 @@ from zmq.utils.monitor import parse_monitor_message
 from twostroke.ipc.codec import request_codec, result_codec
 from twostroke.ipc.curve import secure_client
 from twostroke.ipc.drops import DropCounters, DropReason
-from twostroke.ipc.sockets import Context, QueueLimits, open_socket, try_receive, try_send, watch_connections
+from twostroke.ipc.sockets import (
+    Context,
+    QueueLimits,
+    is_readable,
+    open_socket,
+    try_receive,
+    try_send,
+    watch_connections,
+)
 from twostroke.protocol.errors import EngineDeadError, ProtocolError
 from twostroke.protocol.requests import RequestEnvelope, WorkerBound
 from twostroke.protocol.responses import FrontendBound
@@ -24,7 +32,7 @@ LEAVING_LINGER_MS = 500
 """How long a frontend that leaves may still take to get its last aborts out."""
 
 _IDENTITY_BYTES = 16
-_POLLIN = int(zmq.POLLIN)  # flags of an enum are slow to combine
+_NO_MESSAGE = b""  # does not decode: a message has one frame
 _FAILURES = {
     zmq.EVENT_DISCONNECTED: "the connection was lost",
     zmq.EVENT_CLOSED: "the connection was refused or closed",
@@ -72,7 +80,7 @@ class AttachClient:
     @property
     def readable(self) -> bool:
         """Whether a message waits."""
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & _POLLIN)
+        return is_readable(self._socket)
 
     def send(self, epoch: int, body: WorkerBound) -> bool:
         """Queue a message; False if there is no connection or its queue is full.
@@ -86,15 +94,11 @@ class AttachClient:
         """What has arrived, in order, at most `limit` messages; the flag says whether nothing was left waiting."""
         messages: list[FrontendBound] = []
         for _ in range(limit):
-            # Asking first is several times cheaper than the exception of an empty receive.
-            if not self.readable:
+            frames = try_receive(self._socket)
+            if frames is None:
                 return messages, True
-            frame = self._socket.recv(zmq.NOBLOCK)
-            more = self._socket.getsockopt(zmq.RCVMORE)
-            while self._socket.getsockopt(zmq.RCVMORE):
-                self._socket.recv(zmq.NOBLOCK)
             try:
-                messages.append(self._result_codec.decode(b"" if more else frame))
+                messages.append(self._result_codec.decode(frames[0] if len(frames) == 1 else _NO_MESSAGE))
             except ProtocolError:
                 self._drops.count(DropReason.MALFORMED)
         return messages, False

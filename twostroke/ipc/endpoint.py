@@ -131,12 +131,16 @@ class WorkerEndpoint:
         ready = dict(self._poller.poll(max(0, int(timeout_s * 1000))))
         if self._wake.descriptor in ready:
             self._wake.clear()
-        events: list[Event] = [Inbound(LAUNCHING_FRONTEND, body) for body in self._local.receive(self._options.burst)]
+        events: list[Event] = []
+        if self._local.requests in ready:
+            events += [Inbound(LAUNCHING_FRONTEND, body) for body in self._local.receive(self._options.burst)]
         self._tell_local()
         now = time.monotonic()
         if self._attach_port is not None:
-            remote, emptied = self._attach_port.receive(self._options.burst, now)
-            events += remote
+            emptied = self._attach_port.socket not in ready
+            if not emptied:
+                remote, emptied = self._attach_port.receive(self._options.burst, now)
+                events += remote
             # After a pause of our own (or with messages left unread) beats may lie unread: nobody is silent yet.
             if emptied and now - self._polled_at < self._options.silent_after_s / 2:
                 self._attach_port.lose_silent(now)

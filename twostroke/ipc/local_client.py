@@ -37,10 +37,12 @@ class RequestSender:
         """Send one encoded message; False if there was no room within `timeout_s`: then send the same one again."""
         if self._waiting is None:
             self._waiting = self._sealer.seal(payload)
-        if not (self._socket.poll(int(timeout_s * 1000), zmq.POLLOUT) and try_send(self._socket, self._waiting)):
-            return False
-        self._waiting = None
-        return True
+        sent = try_send(self._socket, self._waiting)
+        if not sent and self._socket.poll(int(timeout_s * 1000), zmq.POLLOUT):
+            sent = try_send(self._socket, self._waiting)
+        if sent:
+            self._waiting = None
+        return sent
 
     def close(self) -> None:
         """Close the socket; what is queued is given up."""

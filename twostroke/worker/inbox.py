@@ -90,6 +90,8 @@ class Inbox:
 
     def drain(self, timeout_s: float | None) -> Iterator[InboxItem]:
         """Wait for the first item up to `timeout_s` (None: for ever; 0: not at all), then yield all that are there."""
+        if timeout_s == 0 and self._items.empty():
+            return
         try:
             yield self._items.get(block=timeout_s != 0, timeout=timeout_s)
             # Cleared before the waker's events are looked at, so that an event queued later wakes anew.

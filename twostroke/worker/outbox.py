@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from twostroke.protocol.responses import ResponseBatch
@@ -26,16 +26,19 @@ class OutboxStuckError(RuntimeError):
 class Outbox:
     """A bounded queue from the engine thread to the I/O thread.
 
+    Both ends rely on a deque's `append` and `popleft` being atomic, so that a message costs no lock. The reader takes
+    until nothing is left, so only the message that finds the queue empty has to wake it.
+
     Args:
         capacity: Messages that may wait at most.
-        wake: Called after a message was put; thread-safe.
+        wake: Called after a message was put into the empty queue; thread-safe.
     """
 
     def __init__(self, capacity: int, wake: Callable[[], None]) -> None:
         self._messages: deque[Outgoing] = deque()
         self._capacity = capacity
         self._wake = wake
-        self._room = threading.Condition()
+        self._has_room = threading.Event()
 
     def respond(self, frontend_id: int, batch: ResponseBatch) -> None:
         """Queue `batch`; waits for room.
@@ -43,16 +46,21 @@ class Outbox:
         Raises:
             OutboxStuckError: There was no room for `FULL_WAIT_S`.
         """
-        with self._room:
-            if not self._room.wait_for(lambda: len(self._messages) < self._capacity, FULL_WAIT_S):
-                raise OutboxStuckError(f"{self._capacity} messages wait, and none was sent for {FULL_WAIT_S:.0f} s")
-            self._messages.append(Outgoing(frontend_id, batch))
-        self._wake()
+        if len(self._messages) >= self._capacity:
+            self._await_room()
+        self._messages.append(Outgoing(frontend_id, batch))
+        if len(self._messages) == 1:
+            self._wake()
 
-    def take(self) -> list[Outgoing]:
-        """All waiting messages, oldest first; never waits."""
-        with self._room:
-            taken = list(self._messages)
-            self._messages.clear()
-            self._room.notify()
-        return taken
+    def take(self) -> Iterator[Outgoing]:
+        """All waiting messages, oldest first, until none is left; never waits."""
+        while self._messages:
+            yield self._messages.popleft()
+            if not self._has_room.is_set():
+                self._has_room.set()
+
+    def _await_room(self) -> None:
+        self._has_room.clear()
+        # Looked at again, since the reader may have taken the last message before it could see the cleared event.
+        if len(self._messages) >= self._capacity and not self._has_room.wait(FULL_WAIT_S):
+            raise OutboxStuckError(f"{self._capacity} messages wait, and none was sent for {FULL_WAIT_S:.0f} s")
