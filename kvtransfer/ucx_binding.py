@@ -28,9 +28,8 @@ def choose_binding() -> str:
     Raises:
         BackendError: There is none; names the packages to install.
     """
-    for module, package in BINDINGS:
+    for module, _ in BINDINGS:
         if importlib.util.find_spec(module) is not None:
-            log.info("ucx binding chosen", package=package)
             return module
     raise BackendError(
         "no UCX binding is installed: install ucxx-cu13 (or ucxx-cu12), or ucx-py from NVIDIA's package index, "
@@ -45,6 +44,7 @@ def load_ucp() -> ctypes.CDLL:
         BackendError: No binding is installed, or it cannot be imported or did not load UCX.
     """
     module = choose_binding()
+    log.info("ucx binding chosen", package=dict(BINDINGS)[module])
     os.environ.setdefault(*_MEMORY_TYPE_CACHE)
     try:
         importlib.import_module(module)

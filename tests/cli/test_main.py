@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 from twostroke import __version__
 from twostroke.cli.main import app
 
-COMMANDS = ["up", "serve", "router", "context-server", "generation-server", "bench", "model", "version"]
+COMMANDS = ["up", "serve", "router", "context-server", "generation-server", "bench", "model", "doctor", "version"]
 LIGHT_MODULES = [
     "twostroke.cli.up.command",
+    "twostroke.cli.doctor.session",
     "twostroke.frontend.serve",
     "router.main",
     "context_server.main",

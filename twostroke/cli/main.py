@@ -5,6 +5,7 @@
     router | context-server | generation-server    one part, as a cluster starts it
     bench              load on an OpenAI-compatible endpoint, and its figures
     model              the demo model and the cache
+    doctor [DIR]       whether this host can serve, and what would make it serve better
     version
 
 Exit status: 0 stopped when asked, 1 failed, 2 a setting or the model is wrong.
@@ -20,6 +21,7 @@ import typer
 from twostroke import __version__
 from twostroke.cli import options
 from twostroke.cli.bench.command import bench
+from twostroke.cli.doctor.command import doctor
 from twostroke.cli.errors import reported
 from twostroke.cli.model.commands import app as model_app
 from twostroke.cli.model.commands import fetch_with_progress
@@ -35,6 +37,7 @@ app = typer.Typer(
 )
 app.add_typer(model_app, name="model")
 app.command()(bench)
+app.command()(doctor)
 
 
 def main() -> None:
