@@ -3,8 +3,8 @@
     target   PutTarget(memory)        -> `door`: address, key, base;  `progress` again and again
     source   PutSource(memory, door)  -> write(copies): put, put, ..., flush, progress until that is complete
 
-No reservation, no bound of what is in flight, no way to stop it: both sides spin. It has its own declarations of the
-calls in its loop, so that it stays what it is when `kvtransfer` changes.
+No reservation, no bound of what is in flight (which cost speed where it was tried), no way to stop it: both sides spin.
+It has its own declarations of the calls in its loop, so that it stays what it is when `kvtransfer` changes.
 """
 
 import ctypes
@@ -27,8 +27,6 @@ from kvtransfer.ucp import (
 from kvtransfer.ucx_binding import load_ucp
 
 _SPINS = 256
-_IN_FLIGHT = 256
-"""Puts that are not complete before the loop lets UCX work: more cost memory, fewer cost turns."""
 
 
 class Door(msgspec.Struct, frozen=True):
@@ -106,15 +104,10 @@ class PutSource(_End):
         check, free = self._library.ucp_request_check_status, self._library.ucp_request_free
         endpoint, worker, key, params = self._endpoint, self._worker, self._key, ctypes.addressof(self._params)
         requests: list[int] = []
-        oldest = 0
         for local, remote in copies:
             request = put(endpoint, local, size, remote, key, params)
             if request is not None:
                 requests.append(_valid(request))
-                while len(requests) - oldest >= _IN_FLIGHT:
-                    progress(worker)
-                    while oldest < len(requests) and check(requests[oldest]) != STATUS_IN_PROGRESS:
-                        oldest += 1
         flush = self._library.ucp_ep_flush_nbx(endpoint, ctypes.byref(self._no_params))
         if flush is not None:
             requests.append(_valid(flush))

@@ -66,7 +66,8 @@ class ContextPart:
     @property
     def transfers(self) -> TransferCounts:
         """Leases that were read whole, those that ended otherwise, and the bytes written for both."""
-        return TransferCounts(self._done, self._failed, self._agent.counters().bytes_written)
+        counters = self._agent.counters()
+        return TransferCounts(self._done, self._failed, counters.bytes_written, counters.times)
 
     def check(self, request: GenerationRequest) -> None:
         """Only the context phase is run here: what decodes would stall behind long prompts."""

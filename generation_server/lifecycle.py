@@ -10,6 +10,8 @@ A transfer is named by the engine's request id, which is never used twice in an 
 block, the fetch is empty and only ends the context worker's lease.
 """
 
+import dataclasses
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -18,6 +20,7 @@ import structlog
 from kvtransfer.events import BlocksSafe, FetchEnded, TransferEvent, TransferOutcome
 from twostroke.engine.engine import Engine
 from twostroke.engine.handover import Reservation
+from twostroke.protocol.durations import DurationHistogram, HandoverPart, HandoverTimes, copy_times
 from twostroke.protocol.errors import InvalidRequestError, TransferError
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.requests import GenerationRequest, Phase
@@ -25,6 +28,8 @@ from twostroke.protocol.responses import SequenceOutput
 from twostroke.protocol.transfer import TRANSFER_VERSION, ContextPhaseParams, LayoutFingerprint, TransferHandle
 from twostroke.protocol.worker import Role
 from twostroke.worker.role_part import TransferCounts, require_phase
+
+_READER_PARTS = (HandoverPart.RESERVE, HandoverPart.TRANSFER, HandoverPart.FIRST_STEP)
 
 
 class FetchAgent(Protocol):
@@ -66,13 +71,16 @@ class GenerationPart:
         self._timeout_s = timeout_s
         self._keys: dict[int, SequenceKey] = {}
         self._transfer_ids: dict[SequenceKey, int] = {}
+        self._times: HandoverTimes = {part: DurationHistogram() for part in _READER_PARTS}
         self._transfers = TransferCounts()
+        self._fetched_at: dict[int, float] = {}
+        self._landed_at: list[float] = []
         self._log = structlog.get_logger(__name__)
 
     @property
     def transfers(self) -> TransferCounts:
         """Fetches that landed, and those that ended otherwise."""
-        return self._transfers
+        return dataclasses.replace(self._transfers, times=copy_times(self._times))
 
     def check(self, request: GenerationRequest) -> None:
         """Take over what fits this worker's cache, and run whole requests (a resume without a context worker)."""
@@ -94,6 +102,10 @@ class GenerationPart:
             self._agent.cancel(self._transfer_ids[key])
         for reservation in self._engine.take_reservations():
             self._fetch(reservation)
+        now = time.monotonic()
+        for landed_at in self._landed_at:  # their sequences were in the step, if there was room
+            self._times[HandoverPart.FIRST_STEP].observe(now - landed_at)
+        self._landed_at.clear()
         return []
 
     def close(self, deadline_s: float) -> None:
@@ -104,13 +116,18 @@ class GenerationPart:
         transfer_id = reservation.request_id
         self._keys[transfer_id] = reservation.key
         self._transfer_ids[reservation.key] = transfer_id
+        self._times[HandoverPart.RESERVE].observe(reservation.waited_s)
+        self._fetched_at[transfer_id] = time.monotonic()
         self._agent.fetch(transfer_id, reservation.handle, reservation.positions, reservation.blocks, self._timeout_s)
 
     def _end_fetch(self, event: FetchEnded) -> None:
         done = event.outcome is TransferOutcome.DONE
         key = self._keys[event.transfer_id]
         self._count(event, done=done)
+        fetched_at = self._fetched_at.pop(event.transfer_id)
         if done:
+            self._landed_at.append(time.monotonic())
+            self._times[HandoverPart.TRANSFER].observe(self._landed_at[-1] - fetched_at)
             self._engine.adopt(self._forget(event.transfer_id))
             return
         # Clients that leave are everyday life; an expiry or a failure is not.

@@ -1,5 +1,6 @@
 """The context side's I/O: the bound control socket, connections to inlets, and the writes; `sender` decides."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from kvtransfer.sender import (
 from kvtransfer.writing import Writing
 from twostroke.ipc.codec import Codec
 from twostroke.ipc.sockets import Socket, try_receive, try_send
+from twostroke.protocol.durations import HandoverPart
 from twostroke.protocol.errors import ProtocolError
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.transfer import ToContext, ToGeneration
@@ -46,14 +48,28 @@ class _Job:
 
     The connection is opened when the writes' turn comes, so that a cancellation that is queued right behind a
     reservation takes effect before anything is written.
+
+    Attributes:
+        start: What to write.
+        since: Monotonic time of the last of these moments: reserved, first writes issued, last writes issued.
+        writing: From the second of them on.
+        flushing: From the third of them on.
     """
 
     start: StartWriting
+    since: float
     writing: Writing | None = None
+    flushing: bool = False
 
     @property
     def inlet(self) -> InletName:
         return (self.start.request.epoch, self.start.request.peer_address)
+
+    def lap(self) -> float:
+        """Seconds since the last moment; the next one counts from now."""
+        now = time.monotonic()
+        seconds, self.since = now - self.since, now
+        return seconds
 
 
 class ContextSide:
@@ -148,7 +164,7 @@ class ContextSide:
                 case Reply(route, message):
                     self._reply(route, message)
                 case StartWriting(key) as start:
-                    self._jobs[key] = _Job(start)
+                    self._jobs[key] = _Job(start, now)
                 case StopWriting(key) if key in self._jobs:
                     pending.extend(self._stop(key))
                 case BreakConnection(key, reason) if key in self._jobs:
@@ -174,11 +190,19 @@ class ContextSide:
         return []
 
     def _advance(self, key: SequenceKey, job: _Job, now: float) -> bool:
+        times = self._counters.times
         if job.writing is None:
             job.writing = self._open(job, now)
-        moved = job.writing.advance()
+            moved = job.writing.advance()
+            times[HandoverPart.FIRST_PUT].observe(job.lap())
+        else:
+            moved = job.writing.advance()
+        if job.writing.flushing and not job.flushing:
+            job.flushing = True
+            times[HandoverPart.WRITE].observe(job.lap())
         if not job.writing.landed():
             return moved
+        times[HandoverPart.FLUSH].observe(job.lap())
         del self._jobs[key]
         self._links[job.inlet].used = now
         ended = self.book.stopped(key) if job.writing.stopping else self.book.written(key)

@@ -4,6 +4,13 @@ import enum
 from dataclasses import dataclass, field
 
 from kvtransfer.events import TransferOutcome
+from twostroke.protocol.durations import DurationHistogram, HandoverPart, HandoverTimes, copy_times
+
+_WRITER_PARTS = (HandoverPart.LEASE_WAIT, HandoverPart.FIRST_PUT, HandoverPart.WRITE, HandoverPart.FLUSH)
+
+
+def _writer_times() -> HandoverTimes:
+    return {part: DurationHistogram() for part in _WRITER_PARTS}
 
 
 class DropReason(enum.StrEnum):
@@ -31,6 +38,7 @@ class TransferCounters:
         quarantined: Gauge: transfers whose blocks the peer may still write.
         parked: Gauge: reservations that wait for their lease.
         dropped: Dropped messages by reason.
+        times: How long the parts of a transfer took, context side.
     """
 
     leases: dict[TransferOutcome, int] = field(default_factory=lambda: dict.fromkeys(TransferOutcome, 0))
@@ -42,6 +50,7 @@ class TransferCounters:
     quarantined: int = 0
     parked: int = 0
     dropped: dict[DropReason, int] = field(default_factory=lambda: dict.fromkeys(DropReason, 0))
+    times: HandoverTimes = field(default_factory=_writer_times)
 
     def snapshot(self) -> "TransferCounters":
         """A copy for another thread. Keys never change, so it can be taken while the owner counts."""
@@ -55,4 +64,5 @@ class TransferCounters:
             quarantined=self.quarantined,
             parked=self.parked,
             dropped=dict(self.dropped),
+            times=copy_times(self.times),
         )

@@ -56,6 +56,7 @@ class Lease:
     Attributes:
         key: The sequence.
         blocks: Its leased block numbers.
+        offered: Monotonic time of its start.
         deadline: Monotonic time of the next forced move: expiry, end of serving, or end of stopping.
         reader: The transfer that reads it; None before the first.
         outcome: How it ends, known from STOPPING on.
@@ -64,6 +65,7 @@ class Lease:
 
     key: SequenceKey
     blocks: Sequence[int]
+    offered: float
     deadline: float
     state: LeaseState = LeaseState.OFFERED
     reader: Reader | None = None

@@ -25,6 +25,7 @@ from kvtransfer.reservation import (
     check_reservation,
 )
 from kvtransfer.tombstones import Tombstones
+from twostroke.protocol.durations import HandoverPart
 from twostroke.protocol.errors import ProtocolError
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.tokens import token_count
@@ -141,7 +142,7 @@ class LeaseBook:
         """
         if key in self._leases:
             raise ValueError(f"sequence {key} has an open lease already")
-        lease = self._leases[key] = Lease(key, blocks, now + expiry_s)
+        lease = self._leases[key] = Lease(key, blocks, now, now + expiry_s)
         parked = self._parked.pop(key, None)
         return self._serve(lease, parked.reader, parked.copies, now) if parked else []
 
@@ -256,6 +257,7 @@ class LeaseBook:
         if not copies.blocks:
             done = Done(request.transfer_id, self._terms.epoch, 0)
             return [Reply(reader.route, done), *self._end(lease, TransferOutcome.DONE)]
+        self._counters.times[HandoverPart.LEASE_WAIT].observe(now - lease.offered)
         lease.move(LeaseState.SERVING)
         lease.deadline = now + min(request.deadline_s, self._timeouts.serve_s)
         self._serving[reader.name] = lease.key

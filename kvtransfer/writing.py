@@ -53,6 +53,11 @@ class Writing:
         self._runs.clear()
         self.stopping = True
 
+    @property
+    def flushing(self) -> bool:
+        """Whether all writes have been issued."""
+        return self._flush is not None
+
     def advance(self) -> bool:
         """Reap what is complete and issue what the limit allows; True if anything moved.
 

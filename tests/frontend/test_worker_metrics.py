@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
 from twostroke.frontend.worker_metrics import WorkerCollector, WorkerSample
+from twostroke.protocol.durations import DurationHistogram, HandoverPart
 from twostroke.protocol.worker import BlockCounts, Role, WorkerCounters, WorkerLoad
 
 LABELS = 'role="context",worker="tcp://10.0.0.1:7000"'
@@ -33,8 +34,23 @@ def test_counters_and_gauges_come_from_the_heartbeat() -> None:
     assert f"twostroke_worker_steps_total{{{LABELS}}} 7.0" in lines
     assert f"twostroke_worker_transfer_bytes_total{{{LABELS}}} 4096.0" in lines
     assert f"twostroke_worker_step_age_seconds{{{LABELS}}} 1.5" in lines
-    for name in WorkerCounters.__struct_fields__:
+    for name in set(WorkerCounters.__struct_fields__) - {"handover"}:
         assert any(line.startswith(f"twostroke_worker_{name}_total{{") for line in lines)
+
+
+def test_parts_of_hand_overs_are_histograms() -> None:
+    """Buckets count up; parts that the worker's role does not know are not there."""
+    times = {HandoverPart.WRITE: DurationHistogram()}
+    for seconds in (0.0004, 0.003, 60.0):
+        times[HandoverPart.WRITE].observe(seconds)
+    lines = scrape(WorkerSample(Role.CONTEXT, "w", WorkerLoad(counters=WorkerCounters(handover=times)), 0.0))
+    samples = [line.removeprefix("twostroke_handover_seconds_") for line in lines if "handover" in line]
+    names = 'part="write",role="context",worker="w"'
+    assert f'bucket{{le="0.0005",{names}}} 1.0' in samples
+    assert f'bucket{{le="0.005",{names}}} 2.0' in samples
+    assert f'bucket{{le="+Inf",{names}}} 3.0' in samples
+    assert f"sum{{{names}}} 60.0034" in samples
+    assert not any("transfer" in line for line in samples)
 
 
 def test_a_worker_that_is_not_ready_exports_nothing() -> None:

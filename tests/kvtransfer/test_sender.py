@@ -286,7 +286,7 @@ def test_a_lease_moves_only_as_the_table_says() -> None:
     """Every pair of states that the table does not list is an error."""
     for start in LeaseState:
         for end in LeaseState:
-            lease = Lease(KEY, [], 0.0, state=start)
+            lease = Lease(KEY, [], 0.0, 0.0, state=start)
             if end in TRANSITIONS[start]:
                 lease.move(end)
                 assert lease.state is end

@@ -267,6 +267,7 @@ class Engine:
                     handle=params.handle,
                     positions=tuple(range(sequence.landing, len(sequence.blocks))),
                     blocks=tuple(sequence.blocks[sequence.landing :]),
+                    waited_s=self._clock() - sequence.queued_at,
                 )
             )
 
@@ -336,6 +337,7 @@ class Engine:
     def _queue(self, request: GenerationRequest, max_tokens: int, leader: Sequence | None) -> Sequence:
         rules = FinishRules(request.sampling, self.facts.eos_token_ids, max_tokens, self.facts.max_model_len)
         sequence = Sequence(next(self._request_ids), request, rules, self.facts.layout.model, leader)
+        sequence.queued_at = self._clock()
         self._sequences.add(sequence)
         self._scheduler.enqueue(sequence)
         if request.deadline_s is not None:

@@ -43,6 +43,7 @@ class Reservation:
         handle: Where the blocks come from.
         positions: Numbers within the context worker's leased list; empty where the prefix cache held everything.
         blocks: The local block for each of them.
+        waited_s: How long the request waited for its blocks.
     """
 
     key: SequenceKey
@@ -50,3 +51,4 @@ class Reservation:
     handle: TransferHandle
     positions: tuple[int, ...]
     blocks: tuple[int, ...]
+    waited_s: float

@@ -78,6 +78,7 @@ class Sequence:
         prompt_tokens: How many of them are prompt.
         received_tokens: How many of them are output that other workers made.
         blocks: Its block table: block `i` holds positions `i * block_size` up.
+        queued_at: When it came, in seconds of the engine's clock.
         computed: Positions whose K and V are in the blocks.
         published: Blocks, from the first, that were offered to the prefix cache.
         landing: Index in `blocks` of the first that a KV transfer fills.
@@ -111,6 +112,7 @@ class Sequence:
         self.prompt_tokens = token_count(request.prompt_ids)
         self.received_tokens = token_count(request.generated_ids)
         self.blocks: list[int] = []
+        self.queued_at = 0.0
         self.computed = 0
         self.published = 0
         self.landing = 0

@@ -1,11 +1,13 @@
 """What Prometheus scrapes of one worker: its last heartbeat, read at each scrape."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from twostroke.protocol.durations import BUCKETS_S, HandoverTimes
 from twostroke.protocol.worker import BlockCounts, Role, WorkerCounters, WorkerLoad
 
 _COUNTERS = {
@@ -60,6 +62,8 @@ class WorkerCollector(Collector):
             gauge.add_metric(names, value)
             yield gauge
         yield from _counters(sample.load.counters, labels, names)
+        if sample.load.counters.handover:
+            yield _handover(sample.load.counters.handover, labels, names)
 
 
 def _blocks(counts: BlockCounts, labels: list[str], names: list[str]) -> Metric:
@@ -85,3 +89,16 @@ def _counters(counters: WorkerCounters, labels: list[str], names: list[str]) -> 
         counter = CounterMetricFamily(f"twostroke_worker_{name}", help_text, labels=labels)
         counter.add_metric(names, getattr(counters, name))
         yield counter
+
+
+def _handover(times: HandoverTimes, labels: list[str], names: list[str]) -> Metric:
+    family = HistogramMetricFamily(
+        "twostroke_handover_seconds",
+        "Parts of the way from the end of prefill to the first decode step",
+        labels=[*labels, "part"],
+    )
+    bounds = [*map(str, BUCKETS_S), "+Inf"]
+    for part, histogram in times.items():
+        buckets = list(zip(bounds, map(float, itertools.accumulate(histogram.counts)), strict=True))
+        family.add_metric([*names, part], buckets, histogram.sum_s)
+    return family

@@ -4,6 +4,7 @@ import enum
 
 import msgspec
 
+from twostroke.protocol.durations import HandoverTimes
 from twostroke.protocol.transfer import LayoutFingerprint
 
 
@@ -124,6 +125,7 @@ class WorkerCounters(msgspec.Struct, frozen=True, array_like=True):
         transfers_done: KV transfers completed.
         transfers_failed: KV transfers ended otherwise.
         transfer_bytes: Bytes of KV moved.
+        handover: How long the parts of hand-overs took that this worker's role knows.
     """
 
     steps: int = 0
@@ -135,6 +137,7 @@ class WorkerCounters(msgspec.Struct, frozen=True, array_like=True):
     transfers_done: int = 0
     transfers_failed: int = 0
     transfer_bytes: int = 0
+    handover: HandoverTimes = {}
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, array_like=True):

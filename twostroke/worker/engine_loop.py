@@ -242,6 +242,7 @@ class EngineLoop:
             transfers_done=transfers.done,
             transfers_failed=transfers.failed,
             transfer_bytes=transfers.nbytes,
+            handover=transfers.times,
         )
         admitting = load.admitting and self._stage is LoopStage.SERVING
         return msgspec.structs.replace(load, counters=counters, admitting=admitting)

@@ -14,6 +14,7 @@ from typing import Protocol
 from twostroke.engine.engine import Engine
 from twostroke.engine.interfaces import CacheMemory
 from twostroke.protocol.config import EngineConfig
+from twostroke.protocol.durations import HandoverTimes
 from twostroke.protocol.errors import InvalidRequestError
 from twostroke.protocol.requests import GenerationRequest, Phase
 from twostroke.protocol.responses import SequenceOutput
@@ -51,11 +52,13 @@ class TransferCounts:
         done: Completed.
         failed: Ended otherwise.
         nbytes: Bytes of KV moved.
+        times: How long the parts of hand-overs took that the role knows.
     """
 
     done: int = 0
     failed: int = 0
     nbytes: int = 0
+    times: HandoverTimes = field(default_factory=dict, compare=False)
 
 
 class RolePart(Protocol):
