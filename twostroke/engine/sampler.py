@@ -10,6 +10,7 @@ cannot win, and no random number is computed for them.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -20,6 +21,8 @@ from twostroke.protocol.responses import TokenLogprobs
 
 GumbelMax = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """See `gumbel_max`."""
+TokenChooser = Callable[[torch.Tensor, Sequence[SequenceSlice]], torch.Tensor]
+"""From logits [rows, vocabulary], which it may change, and a slice a row to tokens, int64 [rows]."""
 
 _WORDS = 2.0**32
 _HIGHEST_NOISE = -math.log(-math.log1p(-0.5 / _WORDS))
@@ -42,17 +45,38 @@ def draws(logits: torch.Tensor, slices: Sequence[SequenceSlice]) -> tuple[torch.
 
 
 def sample(logits: torch.Tensor, slices: Sequence[SequenceSlice], choose: GumbelMax) -> list[SampledToken]:
-    """Choose one token a row.
+    """Choose one token a row with torch, on any device.
 
     Args:
         logits: [rows, vocabulary]; changed in place.
         slices: Row `i` belongs to `slices[i]`.
         choose: `gumbel_max`, or a faster function with the same results.
     """
+    return sample_with(logits, slices, partial(_choose_tokens, choose=choose))
+
+
+def sample_with(
+    logits: torch.Tensor, slices: Sequence[SequenceSlice], choose_tokens: TokenChooser
+) -> list[SampledToken]:
+    """Step 1, and what comes out; the steps between are those of `choose_tokens`.
+
+    Args:
+        logits: [rows, vocabulary]; `choose_tokens` may change them.
+        slices: Row `i` belongs to `slices[i]`.
+        choose_tokens: Steps 2 to 9.
+    """
     if not slices:
         return []
     asked = [row for row, part in enumerate(slices) if part.sampling.logprobs is not None]
     raw = logits[asked].float().log_softmax(dim=-1) if asked else None
+    tokens = choose_tokens(logits, slices)
+    chosen = tokens.tolist()
+    logprobs = {} if raw is None else dict(zip(asked, _logprobs(raw, tokens[asked], slices, asked), strict=True))
+    return [SampledToken(part.request_id, chosen[row], logprobs.get(row)) for row, part in enumerate(slices)]
+
+
+def _choose_tokens(logits: torch.Tensor, slices: Sequence[SequenceSlice], choose: GumbelMax) -> torch.Tensor:
+    """Tokens [rows]; `logits` are changed."""
     _forbid(logits, slices)
     tokens = logits.argmax(dim=-1)  # of several maxima the first
     shaped = [row for row, part in enumerate(slices) if part.sampling.greedy and is_shaped(part)]
@@ -61,9 +85,7 @@ def sample(logits: torch.Tensor, slices: Sequence[SequenceSlice], choose: Gumbel
     drawn = [row for row, part in enumerate(slices) if not part.sampling.greedy]
     if drawn:
         tokens[drawn] = _draw(_shape(logits, slices, drawn), [slices[row] for row in drawn], choose)
-    chosen = tokens.tolist()
-    logprobs = {} if raw is None else dict(zip(asked, _logprobs(raw, tokens[asked], slices, asked), strict=True))
-    return [SampledToken(part.request_id, chosen[row], logprobs.get(row)) for row, part in enumerate(slices)]
+    return tokens
 
 
 def _forbid(logits: torch.Tensor, slices: Sequence[SequenceSlice]) -> None:
