@@ -19,12 +19,13 @@ import structlog
 
 from kvtransfer.backend import Backend, BlockBuffer, MemoryKind
 from kvtransfer.counters import TransferCounters
+from kvtransfer.device import HostDevice, MemoryDevice
 from kvtransfer.events import BlocksSafe, FetchEnded, LeaseEnded, TransferEvent
 from kvtransfer.handles import handle_key, sign_handle
 from kvtransfer.loopback import LoopbackBackend, LoopbackFabric
 from kvtransfer.options import BackendKind, TransferOptions
 from kvtransfer.receiver import Fetch, PeerName
-from kvtransfer.thread import CancelCommand, Command, OfferCommand, RevokeCommand, TransferThread
+from kvtransfer.thread import CancelCommand, Command, FetchCommand, OfferCommand, RevokeCommand, TransferThread
 from kvtransfer.transports import allowed_transports
 from twostroke.ipc.curve import SECRET_BYTES
 from twostroke.protocol.errors import ConfigError, EngineDeadError
@@ -62,9 +63,11 @@ class TransferAgent:
         layout: Of its cache.
         buffer: Its cache's memory; kept alive until `close`.
         wake: Called from the transfer thread after events were queued; must not block.
+        device: What computes in that memory; None: the CPU.
         fabric: Joins the loopback agents of one process.
 
     Raises:
+        ValueError: The memory is a GPU's, and no device was given that can say when its steps are done.
         ConfigError: The secret has the wrong length, or an option is missing.
         BackendError: The transport cannot start or register the memory.
         zmq.ZMQError: The control endpoint cannot be bound.
@@ -79,13 +82,17 @@ class TransferAgent:
         buffer: BlockBuffer,
         *,
         wake: Callable[[], None],
+        device: MemoryDevice | None = None,
         fabric: LoopbackFabric | None = None,
     ) -> None:
+        if device is None and buffer.kind is not MemoryKind.HOST:
+            raise ValueError(f"{buffer.kind} memory needs the device that computes in it: its steps end later")
         if len(options.secret) != SECRET_BYTES:
             raise ConfigError(f"security.secret_file: a secret has {SECRET_BYTES} bytes, not {len(options.secret)}")
         self._epoch = epoch
         self._layout = layout
         self._buffer = buffer
+        self._device = device or HostDevice()
         self._key = handle_key(options.secret)
         self._events: deque[TransferEvent] = deque()
         self._leases: set[SequenceKey] = set()
@@ -96,6 +103,7 @@ class TransferAgent:
             epoch,
             layout,
             buffer,
+            device=self._device,
             open_backend=lambda: open_backend(options, buffer.kind, fabric),
             emit=self._events.append,
             wake=wake,
@@ -104,6 +112,8 @@ class TransferAgent:
 
     def offer(self, key: SequenceKey, blocks: Sequence[int], expiry_s: float) -> TransferHandle:
         """Lease `blocks` of sequence `key` for `expiry_s`; they may be read until `LeaseEnded(key)`.
+
+        The steps that write them must have been queued on the device; they are sent once those have ended.
 
         Returns:
             The signed handle for the generation worker.
@@ -115,7 +125,7 @@ class TransferAgent:
         if key in self._leases:
             raise ValueError(f"sequence {key} has an open lease already")
         self._check_blocks(blocks)
-        self._post(OfferCommand(key, tuple(blocks), expiry_s))
+        self._post(OfferCommand(key, tuple(blocks), expiry_s, self._device.mark()))
         self._leases.add(key)
         handle = TransferHandle(
             version=TRANSFER_VERSION,
@@ -147,7 +157,8 @@ class TransferAgent:
         """Ask the context worker to write leased block number `positions[i]` into our block `blocks[i]`, for every i.
 
         Empty lists just end the lease. Exactly one `FetchEnded` follows; until its `blocks_safe`, or `BlocksSafe`,
-        the blocks must not be used for anything else.
+        the blocks must not be used for anything else. Nothing is asked for before the steps have ended that are queued
+        on the device now, since they may still use the blocks for what was in them.
 
         Args:
             transfer_id: Never used before in this epoch.
@@ -168,7 +179,7 @@ class TransferAgent:
         peer = PeerName(handle.address, handle.epoch)
         deadline = time.monotonic() + deadline_s
         fetch = Fetch(transfer_id, peer, handle, tuple(positions), tuple(blocks), deadline_s, deadline)
-        self._post(fetch)
+        self._post(FetchCommand(fetch, self._device.mark()))
         self._transfers.add(transfer_id)
 
     def cancel(self, transfer_id: int) -> None:

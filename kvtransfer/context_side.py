@@ -47,7 +47,7 @@ class _Job:
     """A reservation being served.
 
     The connection is opened when the writes' turn comes, so that a cancellation that is queued right behind a
-    reservation takes effect before anything is written.
+    reservation, or comes before the blocks are computed, takes effect before anything is written.
 
     Attributes:
         start: What to write.
@@ -115,6 +115,11 @@ class ContextSide:
     def writing(self) -> bool:
         """Whether any transfer is being served."""
         return bool(self._jobs)
+
+    @property
+    def fenced(self) -> bool:
+        """Whether any transfer waits for its blocks to be computed: nothing but asking again will tell."""
+        return any(job.writing is None for job in self._jobs.values())
 
     def receive(self, now: float) -> None:
         """Take in what generation workers sent, up to a bound a turn."""
@@ -192,6 +197,8 @@ class ContextSide:
     def _advance(self, key: SequenceKey, job: _Job, now: float) -> bool:
         times = self._counters.times
         if job.writing is None:
+            if not job.start.fence.done():
+                return False
             job.writing = self._open(job, now)
             moved = job.writing.advance()
             times[HandoverPart.FIRST_PUT].observe(job.lap())

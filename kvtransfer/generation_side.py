@@ -10,7 +10,9 @@ import zmq
 
 from kvtransfer.backend import Backend, BackendError, BlockBuffer, Inlet
 from kvtransfer.counters import DropReason, TransferCounters
+from kvtransfer.device import StepFence
 from kvtransfer.events import BlocksSafe, FetchEnded, TransferEvent
+from kvtransfer.fetch_gate import FetchGate
 from kvtransfer.options import TransferOptions
 from kvtransfer.process_watch import ProcessWatch, watch_process
 from kvtransfer.receiver import (
@@ -81,15 +83,42 @@ class GenerationSide:
         self._options = options
         self._counters = counters
         self._emit = emit
+        self._gate = FetchGate(counters)
         self._links: dict[PeerName, _Link] = {}
         self._encoder = msgspec.msgpack.Encoder()
         self._codec: Codec[ToGeneration] = Codec(msgspec.msgpack.Decoder(ToGeneration))
+
+    @property
+    def held(self) -> int:
+        """Fetches that wait until the device is done with their blocks: nothing but asking again will tell."""
+        return self._gate.held
 
     @property
     def sources(self) -> list[Socket | int]:
         """Control sockets and descriptors, to be polled."""
         links = self._links.values()
         return [*(link.socket for link in links), *(link.watch.fd for link in links if link.watch)]
+
+    def fetch(self, fetch: Fetch, fence: StepFence, now: float) -> None:
+        """A new fetch; it begins at once, or with the first `request` that finds `fence` done."""
+        if fence.done():
+            self.carry_out(self.book.fetch(fetch, now), now)
+        else:
+            self._gate.admit(fetch, fence)
+
+    def request(self, now: float) -> None:
+        """Begin the fetches whose blocks may be written now."""
+        for fetch in self._gate.release():
+            self.carry_out(self.book.fetch(fetch, now), now)
+
+    def cancel(self, transfer_id: int, now: float) -> None:
+        """Give a fetch up, whether it has begun or not."""
+        ended = self._gate.cancel(transfer_id)
+        self.carry_out([ended] if ended else self.book.cancel(transfer_id, now), now)
+
+    def cancel_all(self, now: float) -> None:
+        """Give every fetch up: the worker shuts down."""
+        self.carry_out([*self._gate.cancel_all(), *self.book.cancel_all(now)], now)
 
     def receive(self, now: float) -> None:
         """Take in what context workers sent, up to a bound a turn and peer."""
@@ -118,7 +147,7 @@ class GenerationSide:
 
     def tick(self, now: float) -> None:
         """Do what is due, and close what leads to peers that have been idle for long."""
-        self.carry_out(self.book.tick(now), now)
+        self.carry_out([*self._gate.tick(now), *self.book.tick(now)], now)
         for name, link in list(self._links.items()):
             if link.watch is not None and link.watch.exited():
                 self.carry_out(self.book.writer_exited(name), now)

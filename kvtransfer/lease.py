@@ -14,6 +14,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvtransfer.device import PASSED, StepFence
 from kvtransfer.events import TransferOutcome
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.transfer import Reserve
@@ -58,6 +59,7 @@ class Lease:
         blocks: Its leased block numbers.
         offered: Monotonic time of its start.
         deadline: Monotonic time of the next forced move: expiry, end of serving, or end of stopping.
+        fence: Its blocks hold what they should once this is done.
         reader: The transfer that reads it; None before the first.
         outcome: How it ends, known from STOPPING on.
         reason: The same for people.
@@ -67,6 +69,7 @@ class Lease:
     blocks: Sequence[int]
     offered: float
     deadline: float
+    fence: StepFence = PASSED
     state: LeaseState = LeaseState.OFFERED
     reader: Reader | None = None
     outcome: TransferOutcome | None = None

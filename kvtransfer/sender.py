@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtransfer.counters import DropReason, TransferCounters
+from kvtransfer.device import PASSED, StepFence
 from kvtransfer.events import LeaseEnded, TransferOutcome
 from kvtransfer.lease import Lease, LeaseState, Reader
 from kvtransfer.options import TransferLimits, TransferTimeouts
@@ -52,12 +53,13 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class StartWriting:
-    """Connect to the reader if needed, write its blocks, flush; then report `written` or `failed`."""
+    """Once `fence` is done, connect to the reader if needed, write its blocks, flush; report `written` or `failed`."""
 
     key: SequenceKey
     request: Reserve
     leased: Sequence[int]
     copies: Copies
+    fence: StepFence
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +136,17 @@ class LeaseBook:
         lease = self._leases.get(key)
         return lease.state if lease else LeaseState.ENDED
 
-    def offer(self, key: SequenceKey, blocks: Sequence[int], expiry_s: float, now: float) -> list[ContextAction]:
-        """A lease starts; a reservation that was parked for it is served at once.
+    def offer(
+        self, key: SequenceKey, blocks: Sequence[int], expiry_s: float, now: float, fence: StepFence = PASSED
+    ) -> list[ContextAction]:
+        """A lease starts; a reservation that was parked for it is served at once, or when `fence` is done.
 
         Raises:
             ValueError: The key has an open lease already.
         """
         if key in self._leases:
             raise ValueError(f"sequence {key} has an open lease already")
-        lease = self._leases[key] = Lease(key, blocks, now, now + expiry_s)
+        lease = self._leases[key] = Lease(key, blocks, now, now + expiry_s, fence)
         parked = self._parked.pop(key, None)
         return self._serve(lease, parked.reader, parked.copies, now) if parked else []
 
@@ -262,7 +266,7 @@ class LeaseBook:
         lease.deadline = now + min(request.deadline_s, self._timeouts.serve_s)
         self._serving[reader.name] = lease.key
         self._heard[request.epoch] = now
-        return [StartWriting(lease.key, request, lease.blocks, copies)]
+        return [StartWriting(lease.key, request, lease.blocks, copies, lease.fence)]
 
     def _cancel(self, route: bytes, message: Cancel, now: float) -> list[ContextAction]:
         name = (message.epoch, message.transfer_id)

@@ -3,7 +3,8 @@
     start -> bind, register memory -> turns -> close requested -> revoke and cancel all -> last turns -> shut -> end
 
 One turn: commands, control messages, transport progress, writes, timers; then sleep on the eventfd of commands, the
-sockets and the transport's descriptors. It wakes for work alone, and for timers while leases or fetches are open.
+sockets and the transport's descriptors. It wakes for work alone, for timers while leases or fetches are open, and every
+millisecond while one waits for the device.
 """
 
 import math
@@ -20,6 +21,7 @@ import zmq
 from kvtransfer.backend import Backend, BlockBuffer
 from kvtransfer.context_side import ContextSide
 from kvtransfer.counters import TransferCounters
+from kvtransfer.device import MemoryDevice, StepFence
 from kvtransfer.events import TransferEvent
 from kvtransfer.generation_side import GenerationSide
 from kvtransfer.handles import handle_key
@@ -37,6 +39,7 @@ log = structlog.get_logger(__name__)
 
 _TICK_S = 0.05
 _IDLE_SLEEP_S = 1.0
+_FENCE_POLL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class OfferCommand:
     key: SequenceKey
     blocks: tuple[int, ...]
     expiry_s: float
+    fence: StepFence
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +60,21 @@ class RevokeCommand:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchCommand:
+    """A fetch starts."""
+
+    fetch: Fetch
+    fence: StepFence
+
+
+@dataclass(frozen=True, slots=True)
 class CancelCommand:
     """A fetch is given up."""
 
     transfer_id: int
 
 
-Command = OfferCommand | RevokeCommand | Fetch | CancelCommand
-"""A `Fetch` stands for its own start."""
+Command = OfferCommand | RevokeCommand | FetchCommand | CancelCommand
 
 
 class TransferThread:
@@ -74,6 +85,7 @@ class TransferThread:
         epoch: Of this worker.
         layout: Of its cache.
         buffer: Its cache's memory.
+        device: What computes in that memory.
         open_backend: Makes the transport, on the transfer thread.
         emit: Takes events; thread-safe.
         wake: Called after events were emitted.
@@ -86,6 +98,7 @@ class TransferThread:
         layout: LayoutFingerprint,
         buffer: BlockBuffer,
         *,
+        device: MemoryDevice,
         open_backend: Callable[[], Backend],
         emit: Callable[[TransferEvent], None],
         wake: Callable[[], None],
@@ -96,6 +109,7 @@ class TransferThread:
         self._epoch = epoch
         self._layout = layout
         self._buffer = buffer
+        self._device = device
         self._open_backend = open_backend
         self._emit_to_engine = emit
         self._wake = wake
@@ -154,6 +168,7 @@ class TransferThread:
         socket = open_socket(context, zmq.ROUTER, QueueLimits(self._options.limits.messages))
         backend: Backend | None = None
         try:
+            self._device.enter_thread()
             backend = self._open_backend()
             backend.register(self._buffer)
             self._bind(socket)
@@ -210,6 +225,7 @@ class TransferThread:
         self._obey(contexts, generations, now)
         contexts.receive(now)
         generations.receive(now)
+        generations.request(now)
         moved = backend.progress()
         moved |= contexts.write(now)
         if now >= self._next_tick:
@@ -225,22 +241,24 @@ class TransferThread:
         for source in (self._event, contexts.socket, *generations.sources, *backend.file_descriptors()):
             poller.register(source, zmq.POLLIN)
         open_work = self.counters.leases_open + self.counters.fetches_open + self.counters.quarantined
-        timers = open_work + self.counters.parked or self._close_by < math.inf
-        ready = dict(poller.poll(int(1000 * (_TICK_S if timers else _IDLE_SLEEP_S))))
+        sleep_s = _TICK_S if open_work + self.counters.parked or self._close_by < math.inf else _IDLE_SLEEP_S
+        if contexts.fenced or generations.held:
+            sleep_s = _FENCE_POLL_S
+        ready = dict(poller.poll(int(1000 * sleep_s)))
         if self._event in ready:
             os.eventfd_read(self._event)
 
     def _obey(self, contexts: ContextSide, generations: GenerationSide, now: float) -> None:
         while self._commands:
             match self._commands.popleft():
-                case OfferCommand(key, blocks, expiry_s):
-                    contexts.carry_out(contexts.book.offer(key, blocks, expiry_s, now), now)
+                case OfferCommand(key, blocks, expiry_s, fence):
+                    contexts.carry_out(contexts.book.offer(key, blocks, expiry_s, now, fence), now)
                 case RevokeCommand(key):
                     contexts.carry_out(contexts.book.revoke(key, now), now)
-                case Fetch() as fetch:
-                    generations.carry_out(generations.book.fetch(fetch, now), now)
+                case FetchCommand(fetch, fence):
+                    generations.fetch(fetch, fence, now)
                 case CancelCommand(transfer_id):
-                    generations.carry_out(generations.book.cancel(transfer_id, now), now)
+                    generations.cancel(transfer_id, now)
 
     def _finished(self, contexts: ContextSide, generations: GenerationSide) -> bool:
         """Whether to shut now; gives everything up as soon as `close` asks for the end."""
@@ -249,7 +267,7 @@ class TransferThread:
         now = time.monotonic()
         self._obey(contexts, generations, now)  # what was asked for before the close gets its end, too
         contexts.carry_out(contexts.book.revoke_all(now), now)
-        generations.carry_out(generations.book.cancel_all(now), now)
+        generations.cancel_all(now)
         self._publish(contexts, generations)
         counters = self.counters
         return now >= self._close_by or not (counters.leases_open + counters.fetches_open + counters.quarantined)
@@ -266,7 +284,7 @@ class TransferThread:
         counters.leases_open = contexts.book.open_leases
         counters.parked = contexts.book.parked
         counters.quarantined = generations.book.quarantined
-        counters.fetches_open = generations.book.open_fetches
+        counters.fetches_open = generations.book.open_fetches + generations.held
 
         if not self._events:
             return
