@@ -45,11 +45,16 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A closed load: `streams` at the same time, each of `requests` one after the other, of `tokens` each."""
+    """A closed load: `streams` at the same time, each of `requests` one after the other, of `tokens` each.
+
+    Attributes:
+        step_ms: Milliseconds of an engine step; 0 is as fast as it goes.
+    """
 
     streams: int
     requests: int
     tokens: int
+    step_ms: int = 0
 
     @property
     def all_requests(self) -> int:
@@ -119,25 +124,24 @@ async def lone_request_s(form: Form, requests: int, pause_s: float) -> list[floa
     for _ in range(requests):
         await asyncio.sleep(pause_s)
         started = time.perf_counter()
-        await _request(form.executor, 1)
+        await _request(form.executor, 1, 0)
         seconds.append(time.perf_counter() - started)
     return seconds
 
 
-def request_of(client_id: int, tokens: int) -> GenerationRequest:
-    """A request for exactly `tokens` tokens."""
-    return GenerationRequest(
-        key=SequenceKey(client_id), prompt_ids=PROMPT, sampling=SamplingParams(max_tokens=tokens, ignore_eos=True)
-    )
+def request_of(client_id: int, tokens: int, step_ms: int = 0) -> GenerationRequest:
+    """A request to the instant engine for exactly `tokens` tokens, one every `step_ms`."""
+    sampling = SamplingParams(max_tokens=tokens, seed=step_ms, ignore_eos=True)
+    return GenerationRequest(key=SequenceKey(client_id), prompt_ids=PROMPT, sampling=sampling)
 
 
 async def _stream(executor: GenerationExecutor, load: Load) -> int:
-    return sum([await _request(executor, load.tokens) for _ in range(load.requests)])
+    return sum([await _request(executor, load.tokens, load.step_ms) for _ in range(load.requests)])
 
 
-async def _request(executor: GenerationExecutor, tokens: int) -> int:
+async def _request(executor: GenerationExecutor, tokens: int, step_ms: int) -> int:
     """Run one request as the HTTP frontend does; how many tokens came."""
-    result = executor.submit(request_of(executor.draw_client_id(), tokens))
+    result = executor.submit(request_of(executor.draw_client_id(), tokens, step_ms))
     made = 0
     while outputs := await result.next_outputs():
         made += sum(token_count(output.token_ids) for output in outputs)

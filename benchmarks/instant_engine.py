@@ -1,7 +1,7 @@
 """An engine that costs nothing, in a worker that is real: what is measured around it is what the executor costs.
 
     InstantEngine   every sequence gets its next token in every step, at a cost linear in the sequences; no scheduler,
-                    no blocks, no limits
+                    no blocks, no limits. A request's seed is its pace, in milliseconds a step; 0 is as fast as it goes
     InstantRunner   the model only: under the real engine it shows what that one's bookkeeping costs
 
 The token after `t` is `t + 1`; nothing but `max_tokens` ends a sequence. `python -m benchmarks.instant_engine` is the
@@ -9,6 +9,7 @@ worker process that `IpcExecutor` starts: worker main, I/O thread, outbox, inbox
 """
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ from twostroke.worker.main import run_worker
 
 VOCABULARY = 32_000
 MAX_MODEL_LEN = 8192
-BLOCKS = 65_536
+_BLOCKS = 65_536
 _HEAD_DIM = 2  # one float16 K and V of two elements: a token takes eight bytes of cache
 
 MODEL = ModelConfig(served_name="instant")
@@ -86,6 +87,8 @@ class InstantEngine(Engine):
         self._blocks = super().load().blocks
         self._counting: dict[SequenceKey, _Counting] = {}
         self._given_up: list[SequenceOutput] = []
+        self._pace_s = 0.0
+        self._due = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -102,8 +105,9 @@ class InstantEngine(Engine):
         return {key.client_id for key in self._counting}
 
     def add(self, request: GenerationRequest, constraint: TokenConstraint | None = None) -> None:
-        """Begin with every sequence of `request` at once."""
+        """Begin with every sequence of `request` at once; its pace is now everybody's."""
         del constraint
+        self._pace_s = request.sampling.seed / 1000
         offset, last = token_count(request.generated_ids), unpack_tokens(request.prompt_ids + request.generated_ids)[-1]
         for key in request.keys:
             end = request.sampling.max_tokens or MAX_MODEL_LEN
@@ -119,6 +123,8 @@ class InstantEngine(Engine):
 
     def step(self) -> list[SequenceOutput]:
         """One token for each sequence."""
+        if self._pace_s:
+            self._await_turn()
         outputs, self._given_up = self._given_up, []
         for one in list(self._counting.values()):
             offset, one.offset = one.offset, one.offset + 1
@@ -130,6 +136,11 @@ class InstantEngine(Engine):
                 del self._counting[one.key]
         return outputs
 
+    def _await_turn(self) -> None:
+        """Sleep until the step is due, as an engine does that waits for its device."""
+        time.sleep(max(0.0, self._due - time.monotonic()))
+        self._due = time.monotonic() + self._pace_s
+
     def load(self) -> WorkerLoad:
         """How many sequences run; its blocks stay free."""
         return WorkerLoad(running=len(self._counting), blocks=self._blocks)
@@ -138,7 +149,7 @@ class InstantEngine(Engine):
 def load_instant_runner(model: ModelConfig, config: EngineConfig, progress: Callable[[str], None]) -> InstantRunner:
     """A `LoadRunner` that loads nothing."""
     del model, progress  # there is nothing to load, and nothing to tell
-    return InstantRunner(config.kv_cache.num_blocks or BLOCKS, config.kv_cache.block_size)
+    return InstantRunner(config.kv_cache.num_blocks or _BLOCKS, config.kv_cache.block_size)
 
 
 def instant_config(streams: int) -> EngineConfig:

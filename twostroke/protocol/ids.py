@@ -19,7 +19,7 @@ LAUNCHING_FRONTEND = 0
 """The frontend that started the worker world and owns it; attached frontends draw a random id from 1 up."""
 
 
-class SequenceKey(msgspec.Struct, frozen=True, array_like=True):
+class SequenceKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One sequence of one request in one attempt.
 
     Attributes:

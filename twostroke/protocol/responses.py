@@ -1,4 +1,8 @@
-"""What a worker sends to a frontend: one message per engine step and frontend."""
+"""What a worker sends to a frontend: one message per engine step and frontend.
+
+Outputs are made by the thousand, and hold nothing that could hold them: the garbage collector need not look at them
+(`gc=False`; reference counts free them).
+"""
 
 import enum
 
@@ -22,7 +26,7 @@ class FinishReason(enum.StrEnum):
     HANDOVER = "handover"
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities at one output position, of the raw distribution (before temperature and filters).
 
     Attributes:
@@ -36,7 +40,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[float, ...] = ()
 
 
-class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """What one engine step made for one sequence. It is final when `finish_reason` or `error` is set.
 
     Attributes:
