@@ -76,8 +76,13 @@ class _AbsentGPU:
         return GPUTarget("cuda", COMPUTE_CAPABILITY, 32)
 
 
-def compile_launches(module: str) -> list[CompiledKernel]:
+def compile_launches(module: str, *arguments: str, deadline: float = DEADLINE_SECONDS) -> list[CompiledKernel]:
     """Run `module` without the interpreter, and return what its `report_launches` reported.
+
+    Args:
+        module: Its dotted name.
+        arguments: For its command line.
+        deadline: Seconds that it gets.
 
     Raises:
         AssertionError: It failed; with its output.
@@ -85,11 +90,11 @@ def compile_launches(module: str) -> list[CompiledKernel]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", module, *arguments],
             env=environment | {"TRITON_CACHE_DIR": cache},
             capture_output=True,
             text=True,
-            timeout=DEADLINE_SECONDS,
+            timeout=deadline,
             check=False,
         )
     assert done.returncode == 0, f"{module} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"

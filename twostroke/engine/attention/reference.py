@@ -1,4 +1,7 @@
-"""The reference: plain torch, one token at a time, in float32. Slow, and easy to believe."""
+"""The reference: plain torch, one token at a time, in float32 or more. Slow, and easy to believe.
+
+Over a float64 copy of a cache, with queries, keys and values likewise, it is exact enough to measure others by.
+"""
 
 import torch
 
@@ -9,7 +12,7 @@ class ReferenceAttention:
     """Attention backend that other backends are tested against; runs on any device.
 
     Args:
-        cache: [block, kv_head, layer, 2, token, head_dim].
+        cache: [block, kv_head, layer, 2, token, head_dim]; float64 is computed in float64, anything else in float32.
     """
 
     def __init__(self, cache: torch.Tensor) -> None:
@@ -40,11 +43,11 @@ class _ReferenceStep:
         return output
 
     def _read(self, layer: int, first_block: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of the first `length` tokens of a block table, each [kv_heads, length, head_dim], float32."""
+        """K and V of the first `length` tokens of a block table, each [kv_heads, length, head_dim], float32 or more."""
         block_size = self._cache.shape[4]
         blocks = self._batch.blocks[first_block : first_block + -(-length // block_size)]
         tiles = self._cache[blocks, :, layer].permute(2, 1, 0, 3, 4)  # [2, kv_head, block, token, head_dim]
-        keys, values = tiles.flatten(2, 3)[:, :, :length].float()
+        keys, values = tiles.flatten(2, 3)[:, :, :length].to(torch.promote_types(tiles.dtype, torch.float32))
         return keys, values
 
 
@@ -60,7 +63,7 @@ def _attend_one(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, f
     """Softmax attention of one token: `query` [heads, head_dim], `keys` and `values` [kv_heads, length, head_dim]."""
     if form.window is not None:
         keys, values = keys[:, -form.window :], values[:, -form.window :]
-    grouped = query.float().reshape(keys.shape[0], -1, keys.shape[2])
+    grouped = query.to(keys.dtype).reshape(keys.shape[0], -1, keys.shape[2])
     scores = grouped @ keys.transpose(1, 2) * form.scale
     if form.softcap is not None:
         scores = form.softcap * torch.tanh(scores / form.softcap)
