@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from kvtransfer.agent import TransferAgent
 from kvtransfer.backend import BlockBuffer
+from kvtransfer.device import MemoryDevice
 from kvtransfer.events import BlocksSafe, FetchEnded, LeaseEnded, TransferEvent
 from kvtransfer.loopback import LoopbackFabric
 from kvtransfer.options import BackendKind, SharedMemory, TransferOptions, TransferTimeouts
@@ -58,6 +59,7 @@ class Worker:
         epoch: int | None = None,
         bind: str = "tcp://127.0.0.1:0",
         shared_memory: SharedMemory = SharedMemory.OFF,
+        device: MemoryDevice | None = None,
     ) -> None:
         kind = BackendKind.UCX if fabric is None else BackendKind.LOOPBACK
         options = TransferOptions(secret, bind=bind, backend=kind, timeouts=timeouts, shared_memory=shared_memory)
@@ -65,7 +67,9 @@ class Worker:
         self.epoch = draw_epoch() if epoch is None else epoch
         self.wakes = 0
         self.events: list[TransferEvent] = []
-        self.agent = TransferAgent(options, self.epoch, layout, buffer_of(memory), wake=self._woken, fabric=fabric)
+        self.agent = TransferAgent(
+            options, self.epoch, layout, buffer_of(memory), wake=self._woken, device=device, fabric=fabric
+        )
 
     def _woken(self) -> None:
         self.wakes += 1
