@@ -70,7 +70,7 @@ class TransferLimits:
 
     parked: int = 1024
     tombstones: int = 4096
-    operations: int = 32
+    operations: int = 256
     bytes_in_flight: int = 16 << 20
     operation_bytes: int = 4 << 20
     messages: int = 4096

@@ -9,6 +9,7 @@ Every function here must be called from one thread at a time.
 """
 
 import ctypes
+from collections.abc import Callable
 from ctypes import (
     CDLL,
     POINTER,
@@ -23,7 +24,6 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
-from typing import NamedTuple
 
 from kvtransfer.backend import BackendError, MemoryKind
 
@@ -33,6 +33,7 @@ STATUS = c_int8
 STATUS_OK = 0
 STATUS_IN_PROGRESS = 1
 STATUS_BUSY = -15
+POINTERS = 1 << 64
 LAST_ERROR = -100
 """Pointers whose signed value lies in [LAST_ERROR, -1] are status codes (`UCS_PTR_IS_ERR`)."""
 
@@ -48,6 +49,10 @@ MEMORY_FIELD_TYPE = 1 << 4
 MEMORY_TYPES = {MemoryKind.HOST: 0, MemoryKind.CUDA: 1}
 """`ucs_memory_type_t`."""
 OPERATION_FIELD_MEMORY_HANDLE = 1 << 8
+
+
+Put = Callable[[int, int, int], int | None]
+"""See `Ucp.putter`."""
 
 
 class ContextParams(Structure):
@@ -134,14 +139,6 @@ class OperationParams(Structure):
         ("recv_info", c_void_p),
         ("memh", c_void_p),
     )
-
-
-class Copy(NamedTuple):
-    """`nbytes` from address `local` here to address `remote` at the peer."""
-
-    local: int
-    remote: int
-    nbytes: int
 
 
 class Ucp:
@@ -308,18 +305,22 @@ class Ucp:
         """Free an unpacked key."""
         self._lib.ucp_rkey_destroy(key)
 
-    def put(self, endpoint: int, key: int, memory: int, copy: "Copy") -> int | None:
-        """Start a put with the peer's `key` and our `memory` handle.
+    def putter(self, endpoint: int, key: int, memory: int) -> Put:
+        """The puts of one endpoint, with the peer's `key` and our `memory` handle.
+
+        What all of them share is made once: a put of a small block takes about as long as its arguments.
 
         Returns:
-            None if it is complete already, else a request to check and free.
-
-        Raises:
-            BackendError: UCX refused.
+            A function of local address, remote address and bytes. It starts a put, and returns None if that is complete
+            already, else a request to check and free; `BackendError` if UCX refused.
         """
         params = OperationParams(op_attr_mask=OPERATION_FIELD_MEMORY_HANDLE, memh=memory)
-        pointer = self._lib.ucp_put_nbx(endpoint, copy.local, copy.nbytes, copy.remote, key, byref(params))
-        return self._started(pointer, "put")
+        arguments, started, put_nbx = byref(params), self._started, self._lib.ucp_put_nbx
+
+        def put(local: int, remote: int, nbytes: int) -> int | None:
+            return started(put_nbx(endpoint, local, nbytes, remote, key, arguments), "put")
+
+        return put
 
     def flush(self, endpoint: int) -> int | None:
         """Start a flush; None and errors as for `put`."""
@@ -327,16 +328,14 @@ class Ucp:
         return self._started(self._lib.ucp_ep_flush_nbx(endpoint, byref(params)), "flush")
 
     def _started(self, pointer: int | None, what: str) -> int | None:
-        if pointer is None:
-            return None
-        signed = ctypes.c_int64(pointer).value
-        if LAST_ERROR <= signed < 0:
-            raise BackendError(f"UCX could not {what}: {self.status_text(signed)}")
+        if pointer is not None and pointer >= POINTERS + LAST_ERROR:
+            raise BackendError(f"UCX could not {what}: {self.status_text(pointer - POINTERS)}")
         return pointer
 
     def request_status(self, request: int) -> int:
         """`STATUS_IN_PROGRESS`, `STATUS_OK`, or a negative error."""
-        return int(self._lib.ucp_request_check_status(request))
+        status: int = self._lib.ucp_request_check_status(request)
+        return status
 
     def free_request(self, request: int) -> None:
         """Give a request back to UCX."""

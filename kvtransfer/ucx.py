@@ -14,7 +14,7 @@ import structlog
 
 from kvtransfer.backend import Backend, BackendError, BlockBuffer, Connection, Inlet, Operation, OperationState
 from kvtransfer.transports import Transports
-from kvtransfer.ucp import STATUS_IN_PROGRESS, STATUS_OK, Copy, Ucp
+from kvtransfer.ucp import STATUS_IN_PROGRESS, STATUS_OK, Ucp
 from kvtransfer.ucx_binding import load_ucp
 
 log = structlog.get_logger(__name__)
@@ -25,6 +25,8 @@ _PROGRESS_ROUNDS = 64
 
 class UcxOperation(Operation):
     """A UCX request, freed as soon as it is seen to be complete; None stands for one that completed at once."""
+
+    __slots__ = ("_request", "_status", "_ucp")
 
     def __init__(self, ucp: Ucp, request: int | None) -> None:
         self._ucp = ucp
@@ -61,7 +63,11 @@ class UcxWorker:
 
         Arming a worker that is not drained loses wake-ups: its descriptor reports new events alone.
         """
-        return all(self.ucp.progress(self.handle) for _ in range(_PROGRESS_ROUNDS))
+        progress, handle = self.ucp.progress, self.handle
+        for _ in range(_PROGRESS_ROUNDS):  # noqa: SIM110 - the most frequent loop of a transfer; `all` takes longer
+            if not progress(handle):
+                return False
+        return True
 
     def destroy(self) -> None:
         """Close its sockets and free it."""
@@ -78,6 +84,7 @@ class UcxConnection(Connection):
         try:
             self._endpoint = ucp.create_endpoint(self._worker.handle, address)
             self._key = ucp.unpack_key(self._endpoint, key)
+            self._put = ucp.putter(self._endpoint, self._key, backend.memory)
         except BackendError:
             backend.drop_worker(self._worker)
             raise
@@ -85,8 +92,7 @@ class UcxConnection(Connection):
     def write(self, local_address: int, remote_address: int, nbytes: int) -> Operation:
         """Start a put."""
         self._check_open()
-        copy = Copy(local_address, remote_address, nbytes)
-        return UcxOperation(self._ucp, self._ucp.put(self._endpoint, self._key, self._backend.memory, copy))
+        return UcxOperation(self._ucp, self._put(local_address, remote_address, nbytes))
 
     def flush(self) -> Operation:
         """Start a flush of the endpoint."""

@@ -2,17 +2,11 @@
 
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from kvtransfer.backend import BackendError, BlockBuffer, Connection, Operation, OperationState
 from kvtransfer.coalesce import Run
 from kvtransfer.counters import TransferCounters
 from kvtransfer.options import TransferLimits
-
-
-class _InFlight(NamedTuple):
-    operation: Operation
-    nbytes: int
 
 
 class Writing:
@@ -43,7 +37,7 @@ class Writing:
         self._remote_base = remote_base
         self._limits = limits
         self._counters = counters
-        self._in_flight: deque[_InFlight] = deque()
+        self._in_flight: deque[tuple[Operation, int]] = deque()  # with the bytes of each
         self._bytes_in_flight = 0
         self._flush: Operation | None = None
         self.stopping = False
@@ -84,8 +78,8 @@ class Writing:
 
     def _reap(self) -> bool:
         moved = False
-        while self._in_flight and _complete(self._in_flight[0].operation):
-            self._bytes_in_flight -= self._in_flight.popleft().nbytes
+        while self._in_flight and _complete(self._in_flight[0][0]):
+            self._bytes_in_flight -= self._in_flight.popleft()[1]
             moved = True
         return moved
 
@@ -98,8 +92,8 @@ class Writing:
         size = self._buffer.block_bytes
         local = self._buffer.address + run.source * size
         remote = self._remote_base + run.target * size
-        nbytes = run.count * size
-        self._in_flight.append(_InFlight(self.connection.write(local, remote, nbytes), nbytes))
+        nbytes = run.length * size
+        self._in_flight.append((self.connection.write(local, remote, nbytes), nbytes))
         self._bytes_in_flight += nbytes
         self._counters.operations += 1
         self._counters.bytes_written += nbytes

@@ -16,7 +16,7 @@ CASES = st.integers(1, 40).flatmap(
 
 def copies(runs: list[Run]) -> list[tuple[int, int]]:
     """Every (source, target) that runs copy, in order."""
-    return [(run.source + i, run.target + i) for run in runs for i in range(run.count)]
+    return [(run.source + i, run.target + i) for run in runs for i in range(run.length)]
 
 
 @given(CASES, st.integers(1, 5))
@@ -27,10 +27,10 @@ def test_runs_copy_exactly_what_was_asked_for(case: tuple[list[int], list[int], 
     runs = coalesce(positions, leased, blocks)
     assert copies(runs) == [(leased[p], b) for p, b in zip(positions, blocks, strict=True)]
     for first, second in pairwise(runs):
-        assert (second.source, second.target) != (first.source + first.count, first.target + first.count)
+        assert (second.source, second.target) != (first.source + first.length, first.target + first.length)
     sliced = list(slices(runs, max_blocks))
     assert copies(sliced) == copies(runs)
-    assert all(run.count <= max_blocks for run in sliced)
+    assert all(run.length <= max_blocks for run in sliced)
 
 
 def test_neighbours_on_one_side_only_stay_apart() -> None:
