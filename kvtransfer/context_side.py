@@ -197,7 +197,7 @@ class ContextSide:
     def _advance(self, key: SequenceKey, job: _Job, now: float) -> bool:
         times = self._counters.times
         if job.writing is None:
-            if not job.start.fence.done():
+            if not job.start.fence.reached():
                 return False
             job.writing = self._open(job, now)
             moved = job.writing.advance()

@@ -3,7 +3,7 @@
     engine thread                                  transfer thread
     queues a step on the device
     offer or fetch -> device.mark() -> fence       no write from these blocks, and no request to write into them,
-                                                   until fence.done()
+                                                   until fence.reached()
 
 A GPU computes behind the engine's back: when `offer` is called, the step that fills its blocks may only be queued. A
 lease's fence keeps its blocks from being sent before they are written. A fetch's fence keeps a peer from writing into
@@ -19,7 +19,7 @@ from typing import Protocol
 class StepFence(Protocol):
     """A point in the work of a device."""
 
-    def done(self) -> bool:
+    def reached(self) -> bool:
         """Whether everything queued before that point has ended. Never waits; once true, it stays true.
 
         Raises:
@@ -42,7 +42,7 @@ class MemoryDevice(Protocol):
 class _Passed:
     """The fence of work that is over."""
 
-    def done(self) -> bool:
+    def reached(self) -> bool:
         """True."""
         return True
 

@@ -1,6 +1,6 @@
 """Holds fetches back until the device is done with their blocks, without I/O.
 
-    admit --fence done--------------------> ready: the book takes it, as if it came now
+    admit --fence reached-----------------> ready: the book takes it, as if it came now
           --cancel------------------------> FetchEnded(cancelled, blocks_safe=True)
           --deadline----------------------> FetchEnded(expired, blocks_safe=True)
 
@@ -31,12 +31,12 @@ class FetchGate:
         return len(self._held)
 
     def admit(self, fetch: Fetch, fence: StepFence) -> None:
-        """Hold a fetch until `fence` is done."""
+        """Hold a fetch until `fence` is reached."""
         self._held[fetch.transfer_id] = (fetch, fence)
 
     def release(self) -> list[Fetch]:
-        """The fetches whose fence is done, in order of their admission; they are held no longer."""
-        ready = [fetch for fetch, fence in self._held.values() if fence.done()]
+        """The fetches whose fence is reached, in order of their admission; they are held no longer."""
+        ready = [fetch for fetch, fence in self._held.values() if fence.reached()]
         for fetch in ready:
             del self._held[fetch.transfer_id]
         return ready

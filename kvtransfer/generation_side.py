@@ -100,8 +100,8 @@ class GenerationSide:
         return [*(link.socket for link in links), *(link.watch.fd for link in links if link.watch)]
 
     def fetch(self, fetch: Fetch, fence: StepFence, now: float) -> None:
-        """A new fetch; it begins at once, or with the first `request` that finds `fence` done."""
-        if fence.done():
+        """A new fetch; it begins at once, or with the first `request` that finds `fence` reached."""
+        if fence.reached():
             self.carry_out(self.book.fetch(fetch, now), now)
         else:
             self._gate.admit(fetch, fence)

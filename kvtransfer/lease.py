@@ -59,7 +59,7 @@ class Lease:
         blocks: Its leased block numbers.
         offered: Monotonic time of its start.
         deadline: Monotonic time of the next forced move: expiry, end of serving, or end of stopping.
-        fence: Its blocks hold what they should once this is done.
+        fence: Its blocks hold what they should once this is reached.
         reader: The transfer that reads it; None before the first.
         outcome: How it ends, known from STOPPING on.
         reason: The same for people.

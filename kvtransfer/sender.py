@@ -53,7 +53,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class StartWriting:
-    """Once `fence` is done, connect to the reader if needed, write its blocks, flush; report `written` or `failed`."""
+    """Once `fence` is reached, connect to the reader if needed, write, flush; then report `written` or `failed`."""
 
     key: SequenceKey
     request: Reserve
@@ -139,7 +139,7 @@ class LeaseBook:
     def offer(
         self, key: SequenceKey, blocks: Sequence[int], expiry_s: float, now: float, fence: StepFence = PASSED
     ) -> list[ContextAction]:
-        """A lease starts; a reservation that was parked for it is served at once, or when `fence` is done.
+        """A lease starts; a reservation that was parked for it is served at once, or when `fence` is reached.
 
         Raises:
             ValueError: The key has an open lease already.

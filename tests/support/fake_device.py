@@ -5,14 +5,14 @@ import time
 
 
 class FakeFence:
-    """Not done until `pass_`ed; counts how often it was asked."""
+    """Not reached until `pass_`ed; counts how often it was asked."""
 
     def __init__(self) -> None:
         self.asked = 0
         self.broken = False
         self._passed = threading.Event()
 
-    def done(self) -> bool:
+    def reached(self) -> bool:
         """Whether the test has let it pass."""
         self.asked += 1
         if self.broken:

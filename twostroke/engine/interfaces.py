@@ -113,6 +113,27 @@ class StepResult:
     prompt_scores: list[PromptScores]
 
 
+class QueuedWork(Protocol):
+    """A moment in a device's work."""
+
+    def reached(self) -> bool:
+        """Whether all that was queued before has ended; never waits."""
+        ...
+
+
+class CacheDevice(Protocol):
+    """What the transfer must know of a device that computes behind the caller's back; `device` says more of it."""
+
+    @property
+    def torch_device(self) -> object:
+        """Its name in torch."""
+        ...
+
+    def event(self) -> QueuedWork:
+        """The moment after all that the calling thread has queued so far."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class CacheMemory:
     """The rank's KV cache as raw memory, for the transfer.
@@ -122,12 +143,14 @@ class CacheMemory:
         block_bytes: Bytes of one block; block `i` starts at `address + i * block_bytes`.
         num_blocks: How many.
         owner: Keeps the memory alive (the tensor).
+        gpu: The GPU that it lies on; None for memory of the host.
     """
 
     address: int
     block_bytes: int
     num_blocks: int
     owner: object
+    gpu: CacheDevice | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,13 @@
 """The KV transfer agent of a role's worker, from the worker's configuration."""
 
+from typing import Any
+
 import zmq
 
 from kvtransfer.agent import TransferAgent
-from kvtransfer.backend import BackendError, BlockBuffer
+from kvtransfer.backend import BackendError, BlockBuffer, MemoryKind
 from kvtransfer.options import BackendKind, SharedMemory, TransferOptions, TransferTimeouts
+from twostroke.engine.interfaces import CacheDevice, QueuedWork
 from twostroke.protocol.config import TransferConfig
 from twostroke.protocol.errors import ConfigError
 from twostroke.worker.role_part import RoleContext
@@ -22,7 +25,8 @@ def start_agent(context: RoleContext) -> TransferAgent:
         )
     config = context.config.transfer
     memory = context.memory
-    buffer = BlockBuffer(memory.address, memory.block_bytes, memory.num_blocks, memory.owner)
+    kind = MemoryKind.HOST if memory.gpu is None else MemoryKind.CUDA
+    buffer = BlockBuffer(memory.address, memory.block_bytes, memory.num_blocks, memory.owner, kind)
     try:
         return TransferAgent(
             transfer_options(config, context.secret),
@@ -30,11 +34,35 @@ def start_agent(context: RoleContext) -> TransferAgent:
             layout=context.engine.facts.layout,
             buffer=buffer,
             wake=context.wake,
+            device=None if memory.gpu is None else GpuSteps(memory.gpu),
         )
     except zmq.ZMQError as error:
         raise ConfigError(f"{context.role}.transfer.bind: cannot bind {config.bind}: {error}") from error
     except BackendError as error:
         raise ConfigError(f"{context.role}.transfer.backend: {config.backend} cannot start: {error}") from error
+
+
+class GpuSteps:
+    """A GPU as the transfer sees it: see `kvtransfer.device.MemoryDevice`.
+
+    Args:
+        gpu: The engine's.
+    """
+
+    def __init__(self, gpu: CacheDevice) -> None:
+        self._gpu = gpu
+
+    def enter_thread(self) -> None:
+        """Make the GPU's context current: UCX copies in whichever it finds."""
+        import torch  # noqa: PLC0415 - the engine has loaded it where there is a GPU
+
+        device: Any = self._gpu.torch_device
+        torch.cuda.set_device(device)
+        torch.cuda.synchronize(device)
+
+    def mark(self) -> QueuedWork:
+        """The end of all steps that the engine has queued."""
+        return self._gpu.event()
 
 
 def transfer_options(config: TransferConfig, secret: bytes) -> TransferOptions:
