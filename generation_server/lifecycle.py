@@ -1,6 +1,6 @@
 """The generation role's part of a request's life: reserve, fetch, adopt.
 
-    the engine reserves blocks          --> fetch: the context worker is asked to write them
+    the engine reserves blocks          --> fetch: the context worker is asked to write them, while the next step runs
     FetchEnded: done                    --> the engine adopts the sequence and decodes
     FetchEnded: otherwise               --> the request fails with the reason; its blocks are free, or quarantined
     BlocksSafe                          --> quarantined blocks are free
@@ -89,19 +89,20 @@ class GenerationPart:
             _check_params(request.context_phase_params, self._engine.facts.layout)
 
     def before_step(self) -> None:
-        """Tell the engine which transfers have landed, which failed, and which blocks are safe again."""
+        """Tell the engine which transfers have landed or failed, and fetch what there is room for now."""
         for event in self._agent.poll():
             if isinstance(event, FetchEnded):
                 self._end_fetch(event)
             elif isinstance(event, BlocksSafe):
                 self._engine.release_quarantine(self._forget(event.transfer_id))
+        self._engine.admit()
+        self._fetch_reserved()
 
     def after_step(self) -> list[SequenceOutput]:
         """Cancel what was given up, and fetch what the step reserved blocks for."""
         for key in self._engine.take_cancellations():
             self._agent.cancel(self._transfer_ids[key])
-        for reservation in self._engine.take_reservations():
-            self._fetch(reservation)
+        self._fetch_reserved()
         now = time.monotonic()
         for landed_at in self._landed_at:  # their sequences were in the step, if there was room
             self._times[HandoverPart.FIRST_STEP].observe(now - landed_at)
@@ -111,6 +112,10 @@ class GenerationPart:
     def close(self, deadline_s: float) -> None:
         """Give all transfers up."""
         self._agent.close(deadline_s)
+
+    def _fetch_reserved(self) -> None:
+        for reservation in self._engine.take_reservations():
+            self._fetch(reservation)
 
     def _fetch(self, reservation: Reservation) -> None:
         transfer_id = reservation.request_id

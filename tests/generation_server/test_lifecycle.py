@@ -11,7 +11,9 @@ from kvtransfer.events import BlocksSafe, FetchEnded, TransferEvent, TransferOut
 from tests.support.engine_requests import engine_config, handed_over, make_request
 from tests.support.fake_runner import FakeRunner, expected_output
 from twostroke.engine.engine import Engine
+from twostroke.protocol.durations import HandoverPart
 from twostroke.protocol.errors import ErrorKind, InvalidRequestError
+from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.requests import GenerationRequest, Phase
 from twostroke.protocol.responses import SequenceOutput
 from twostroke.protocol.tokens import unpack_tokens
@@ -124,6 +126,25 @@ def test_blocks_are_reserved_and_fetched(worker: GenerationWorker) -> None:
     assert fetch.deadline_s == TIMEOUT_S
     assert worker.blocks.reserved == 2
     assert worker.runner.plans == []
+
+
+def test_a_fetch_does_not_wait_for_a_step(worker: GenerationWorker) -> None:
+    """It is asked for before the step of its round runs, so that it travels while others decode."""
+    other = msgspec.structs.replace(worker.hand_over(), key=SequenceKey(CLIENT_ID + 1))
+    worker.engine.add(other)
+    worker.part.before_step()
+    assert len(worker.agent.fetches) == 2
+    assert worker.engine.load().counters.steps == 0
+
+
+def test_how_long_a_hand_over_took_is_counted(worker: GenerationWorker) -> None:
+    """Each part once, and the transfer's own times are those of transfers that landed."""
+    (fetch,) = worker.agent.fetches
+    worker.write(fetch)
+    worker.agent.events.append(FetchEnded(fetch.transfer_id, TransferOutcome.DONE, blocks_safe=True, count=2))
+    worker.go_round()
+    counted = {part: sum(histogram.counts) for part, histogram in worker.part.transfers.times.items()}
+    assert counted == {HandoverPart.RESERVE: 1, HandoverPart.TRANSFER: 1, HandoverPart.FIRST_STEP: 1}
 
 
 def test_a_landed_transfer_decodes(worker: GenerationWorker) -> None:

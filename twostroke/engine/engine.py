@@ -5,7 +5,7 @@ One thread owns an engine and calls everything on it:
     add / abort / end_lease / adopt / ...   between steps
     step()                                  admit -> schedule -> run -> sample -> respond
     take_handovers, take_reservations,      right after each step and in this order, where a role part serves
-    take_cancellations                      transfers
+    take_cancellations                      transfers; take_reservations also right after `admit`
 
 For every sequence that `add` accepts there is exactly one final event: a `SequenceOutput` with a finish reason or an
 error (an aborted one gets `ErrorKind.ABORTED`) from a later `step`, or a `Handover`, whose output the role part
@@ -138,14 +138,33 @@ class Engine:
         error = AbortedError(f"request {client_id:016x} was aborted")
         return [one.key for one in self._sequences.of_client(client_id, index) if self._give_up(one, error)]
 
+    def admit(self) -> None:
+        """End what is overdue, and let in what there is room for; a step begins with it.
+
+        Called on its own before a step, it gives reservations whose transfers run while the step computes.
+        """
+        self._end_overdue()
+        for sequence in self._scheduler.admit():
+            params = sequence.request.context_phase_params
+            assert params is not None  # noqa: S101 - only generation_only requests are reserved for
+            self._reservations.append(
+                Reservation(
+                    key=sequence.key,
+                    request_id=sequence.request_id,
+                    handle=params.handle,
+                    positions=tuple(range(sequence.landing, len(sequence.blocks))),
+                    blocks=tuple(sequence.blocks[sequence.landing :]),
+                    waited_s=self._clock() - sequence.queued_at,
+                )
+            )
+
     def step(self) -> list[SequenceOutput]:
         """Run one engine step.
 
         Returns:
             What it made for each sequence, and the final events of those that ended otherwise since the last step.
         """
-        self._end_overdue()
-        self._admit()
+        self.admit()
         plan = self._schedule()
         sampled = self._run(plan)
         made = self._sample(sampled)
@@ -255,21 +274,6 @@ class Engine:
             sequence = self._sequences.by_request_id(request_id)
             if sequence is not None:
                 self._give_up(sequence, DeadlineError(f"not finished within {sequence.request.deadline_s} s"))
-
-    def _admit(self) -> None:
-        for sequence in self._scheduler.admit():
-            params = sequence.request.context_phase_params
-            assert params is not None  # noqa: S101 - only generation_only requests are reserved for
-            self._reservations.append(
-                Reservation(
-                    key=sequence.key,
-                    request_id=sequence.request_id,
-                    handle=params.handle,
-                    positions=tuple(range(sequence.landing, len(sequence.blocks))),
-                    blocks=tuple(sequence.blocks[sequence.landing :]),
-                    waited_s=self._clock() - sequence.queued_at,
-                )
-            )
 
     def _schedule(self) -> StepPlan:
         preemptions = self._scheduler.preemptions
