@@ -5,6 +5,7 @@ layer. The step's prepared attention travels as an extra keyword argument of the
 library hands down untouched. The library makes no mask for a name that it does not know: what a token may see is ours.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ HARMLESS_ARGUMENTS = frozenset(
     {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits"}
 )
 """Arguments that attention functions of the library receive and rightly ignore: they matter elsewhere."""
+
+StepForward = Callable[[PackedStep, StepAttention], torch.Tensor]
+"""From a packed step and its attention to the logits [kept, vocabulary] of the tokens in `kept`."""
 
 
 def register() -> None:

@@ -4,21 +4,24 @@ A step is one forward pass over all its tokens, packed into one row; there is no
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Self
 
 import torch
 
 from twostroke.engine.attention.contract import AttentionBackend
 from twostroke.engine.attention.cpu import CpuAttention
+from twostroke.engine.cpu_model.forward import CompiledDecoder
+from twostroke.engine.cpu_model.plain_decoder import read_plain_decoder
 from twostroke.engine.cpu_sampling import CpuGumbelMax
 from twostroke.engine.interfaces import CacheMemory, ModelFacts, SequenceSlice, StepPlan, StepResult
 from twostroke.engine.kv_cache import CacheGeometry, KVCache, count_blocks
-from twostroke.engine.library_attention import forward
+from twostroke.engine.library_attention import StepForward, forward
 from twostroke.engine.model_loader import LoadedModel, ModelPlan, load_model
 from twostroke.engine.packing import pack
 from twostroke.engine.prompt_scoring import score_prompts
 from twostroke.engine.sampler import draws, sample
-from twostroke.engine.self_check import self_check
+from twostroke.engine.self_check import check_forward, self_check
 from twostroke.protocol.config import KVCacheConfig, ModelConfig
 from twostroke.protocol.sampling import SamplingParams
 from twostroke.protocol.transfer import LayoutFingerprint
@@ -31,12 +34,14 @@ class ModelRunner:
         model: The loaded model.
         cache: Its KV cache.
         attention: Attention over `cache`.
+        run: Runs the model's layers.
     """
 
-    def __init__(self, model: LoadedModel, cache: KVCache, attention: AttentionBackend) -> None:
+    def __init__(self, model: LoadedModel, cache: KVCache, attention: AttentionBackend, run: StepForward) -> None:
         self._model = model
         self._cache = cache
         self._attention = attention
+        self._forward = run
         self._choose = CpuGumbelMax()
         self.cache: CacheMemory = cache.memory
         self.facts = _facts(model, cache.geometry)
@@ -74,8 +79,8 @@ class ModelRunner:
         attention = CpuAttention(cache.tensor, loaded.config.num_attention_heads, torch.get_num_threads())
         progress("compiling attention and checking it against the model library's own")
         with torch.inference_mode():
-            self_check(loaded, cache, attention)
-        runner = cls(loaded, cache, attention)
+            run = _checked_forward(loaded, cache, attention)
+        runner = cls(loaded, cache, attention, run)
         progress("warming up")
         runner.warm_up(max_batched_tokens, max_sequences)
         return runner
@@ -84,7 +89,7 @@ class ModelRunner:
     def run(self, plan: StepPlan) -> StepResult:
         """See `Runner.run`."""
         step = pack(plan, self._cache.geometry.block_size)
-        logits = forward(self._model.module, step, self._attention.prepare(step.attention))
+        logits = self._forward(step, self._attention.prepare(step.attention))
         sampled = len(step.sampled)
         tokens = sample(*draws(logits[:sampled], step.sampled), self._choose)
         return StepResult(tokens, score_prompts(logits[sampled:], step.scored))
@@ -100,6 +105,17 @@ class ModelRunner:
         for length, count in ((1, decodes), (chunk, 1)):
             part = SequenceSlice(0, [0] * length, 0, [0], sample=True, sampling=params, output_index=0)
             self.run(StepPlan([part] * count))
+
+
+def _checked_forward(model: LoadedModel, cache: KVCache, attention: AttentionBackend) -> StepForward:
+    """The fastest way through the model's layers that there is, after it has passed its check."""
+    checked = self_check(model, cache, attention)
+    plain = read_plain_decoder(model.module, checked.forms)
+    if plain is None:
+        return partial(forward, model.module)
+    compiled = CompiledDecoder(plain, model.dtype, torch.get_num_threads())
+    check_forward(model, cache, attention, compiled, checked)
+    return compiled
 
 
 def cache_geometry(model: LoadedModel | ModelPlan, block_size: int) -> CacheGeometry:

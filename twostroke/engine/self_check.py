@@ -7,6 +7,8 @@ also compiles what is compiled, so that the first request does not wait for it.
     step 2:  the first's last token (a decode), the rest of the second (a chunk over a cached prefix)
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,9 +16,9 @@ import torch
 from twostroke.engine.attention.contract import AttentionBackend, AttentionForm, StepAttention
 from twostroke.engine.interfaces import SequenceSlice, StepPlan
 from twostroke.engine.kv_cache import KVCache
-from twostroke.engine.library_attention import ATTENTION_NAME, forward
+from twostroke.engine.library_attention import ATTENTION_NAME, StepForward, forward
 from twostroke.engine.model_loader import LoadedModel
-from twostroke.engine.packing import SHORT_SLICE, pack
+from twostroke.engine.packing import SHORT_SLICE, PackedStep, pack
 from twostroke.protocol.errors import ModelError
 from twostroke.protocol.sampling import SamplingParams
 
@@ -53,27 +55,74 @@ class _Recorder:
         return self._step(layer, query, key, value, form)
 
 
-def self_check(model: LoadedModel, cache: KVCache, attention: AttentionBackend) -> None:
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the check found out.
+
+    Attributes:
+        forms: By layer, how it attends.
+        logits: [2, vocabulary]: the library's, of both sequences' last tokens.
+    """
+
+    forms: Mapping[int, AttentionForm]
+    logits: torch.Tensor
+
+
+def self_check(model: LoadedModel, cache: KVCache, attention: AttentionBackend) -> Checked:
     """Compare a short packed run with the library's eager attention; overwrites blocks of `cache`.
 
     Raises:
         ModelError: The model does not run with our attention, or its logits differ.
     """
+    forms: dict[int, AttentionForm] = {}
+
+    def recorded(step: PackedStep, attend: StepAttention) -> torch.Tensor:
+        recorder = _Recorder(attend, cache)
+        logits = forward(model.module, step, recorder)
+        _check_windows(model, recorder.forms)
+        forms.update(recorder.forms)
+        return logits
+
     try:
-        ours = _packed_logits(model, cache, attention)
+        ours = _packed_logits(model, cache, attention, recorded)
         theirs = _library_logits(model)
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         raise ModelError(f"{_name(model)} does not run with paged attention: {error}") from error
-    difference = float(((ours - theirs).square().mean(dim=-1).sqrt() / theirs.std(dim=-1)).max())
+    difference = _difference(ours, theirs)
     if not difference <= TOLERANCES[model.dtype]:  # also catches NaN
         raise ModelError(
             f"{_name(model)}: logits under paged attention differ from the library's own by {difference:.3g} standard "
-            f"deviations (at most {TOLERANCES[model.dtype]:g} in {str(model.dtype).removeprefix('torch.')}); its "
-            "attention does something that its arguments do not show"
+            f"deviations ({_allowed(model)}); its attention does something that its arguments do not show"
+        )
+    return Checked(forms, theirs)
+
+
+def check_forward(
+    model: LoadedModel, cache: KVCache, attention: AttentionBackend, run: StepForward, checked: Checked
+) -> None:
+    """Compare layers of our own with the library's in the same way.
+
+    Raises:
+        ModelError: Their logits differ.
+    """
+    difference = _difference(_packed_logits(model, cache, attention, run), checked.logits)
+    if not difference <= TOLERANCES[model.dtype]:
+        raise ModelError(
+            f"{_name(model)}: logits of the compiled layers differ from the library's by {difference:.3g} standard "
+            f"deviations ({_allowed(model)}); the library's layers have changed, or hold something of their own"
         )
 
 
-def _packed_logits(model: LoadedModel, cache: KVCache, attention: AttentionBackend) -> torch.Tensor:
+def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The larger row's root mean square of the difference, in standard deviations."""
+    return float(((ours - theirs).square().mean(dim=-1).sqrt() / theirs.std(dim=-1)).max())
+
+
+def _allowed(model: LoadedModel) -> str:
+    return f"at most {TOLERANCES[model.dtype]:g} in {str(model.dtype).removeprefix('torch.')}"
+
+
+def _packed_logits(model: LoadedModel, cache: KVCache, attention: AttentionBackend, run: StepForward) -> torch.Tensor:
     """Logits [2, vocabulary] of both sequences' last tokens, after the two steps."""
     first, second = _token_ids(model)
     block_size = cache.geometry.block_size
@@ -88,9 +137,7 @@ def _packed_logits(model: LoadedModel, cache: KVCache, attention: AttentionBacke
     )
     for parts in steps:
         packed = pack(StepPlan(parts), block_size)
-        recorder = _Recorder(attention.prepare(packed.attention), cache)
-        logits = forward(model.module, packed, recorder)
-        _check_windows(model, recorder.forms)
+        logits = run(packed, attention.prepare(packed.attention))
     return logits.float()
 
 

@@ -1,20 +1,15 @@
 """The CPU path: single tokens through compiled loops over the blocks in place, chunks through matrix products."""
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from twostroke.engine.attention.chunks import ChunkAttention
 from twostroke.engine.attention.contract import AttentionBatch, AttentionForm, StepAttention
 from twostroke.engine.attention.cpu_kernels import make_attend_kernel, make_write_kernel
+from twostroke.engine.compiled_numbers import Array, as_array
+from twostroke.engine.sharing import Team
 
 _NO_WINDOW = 1 << 62
-_TASKS_PER_THREAD = 4
-
-Array = npt.NDArray[Any]
 
 
 class CpuAttention:
@@ -30,7 +25,6 @@ class CpuAttention:
         _, kv_heads, layers, _, block_size, head_dim = cache.shape
         self.cache = cache
         self.kv_heads = kv_heads
-        self.threads = threads
         self.flat_cache = as_array(cache.view(-1))
         self.cache_array = as_array(cache)
         self.write = make_write_kernel()
@@ -42,7 +36,7 @@ class CpuAttention:
             layers=layers,
             bits=cache.dtype is torch.bfloat16,
         )
-        self.pool = ThreadPoolExecutor(threads, "attention") if threads > 1 else None
+        self.team = Team(threads)
 
     def prepare(self, batch: AttentionBatch) -> StepAttention:
         """See `AttentionBackend`."""
@@ -96,16 +90,4 @@ class _CpuStep:
                 end,
             )
 
-        if backend.pool is None or self._tasks == 1:
-            run(0, self._tasks)
-            return
-        share = -(-self._tasks // (backend.threads * _TASKS_PER_THREAD))
-        begins = range(0, self._tasks, share)
-        for _ in backend.pool.map(run, begins, [min(begin + share, self._tasks) for begin in begins]):
-            pass
-
-
-def as_array(tensor: torch.Tensor) -> Array:
-    """The tensor's memory as a numpy array; bfloat16 as its bits, since numpy has no such type."""
-    array: Array = (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
-    return array
+        backend.team.share(self._tasks, run)

@@ -1,6 +1,6 @@
 """Compiled loops of the CPU path: they read and write KV blocks in place.
 
-bfloat16 travels as its bits (uint16), since the compiler knows no such type; all sums are in float32.
+All sums are in float32; `compiled_numbers` says how bfloat16 is read.
 
 Measured, not obvious: sizes that are constants at compile time halve the time of the inner loops, so a kernel is made
 for each geometry; and most of the remaining time was spent waiting for the next block (the cache is far larger than the
@@ -9,28 +9,17 @@ processor's), which prefetching it hides.
 
 # ruff: noqa: PLR0917 - compiled functions take plain arrays and numbers, not objects
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]  # it has no stubs
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from twostroke.engine.compiled_numbers import ONE, ZERO, exp_below_zero, inlined, narrow, widen
 from twostroke.engine.compiling import Kernel, compile_kernel
 
-_ZERO = np.float32(0)
-_ONE = np.float32(1)
 _MASKED = np.float32(-1e30)  # finite: fast math assumes that there are no infinities
-_SIXTEEN = np.uint32(16)
-_ROUND = np.uint32(0x7FFF)
-_LOG2E = np.float32(1.4426950408889634)
-_LOWEST_EXPONENT = np.float32(-126.0)
-_HALF = np.float32(0.5)
-# Taylor coefficients of 2**f for |f| <= 1/2; the error is below float32's own.
-_C1, _C2, _C3 = np.float32(0.6931471805599453), np.float32(0.24022650695910072), np.float32(0.05550410866482158)
-_C4, _C5, _C6 = np.float32(0.009618129107628477), np.float32(0.0013333558146428443), np.float32(0.00015403530393381608)
-_BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
 _CACHE_LINE_BYTES = 64
 
 
@@ -50,56 +39,29 @@ def _prefetch(_context: Any, array: Any, _index: Any) -> Any:
     return types.void(array, types.intp), generate
 
 
-# Inlined before compiling, so that the constant sizes of a kernel are constants inside too.
-_inlined: Callable[[Kernel], Kernel] = njit(inline="always", fastmath=True, error_model="numpy")
-
-
-@_inlined
-def _exp(x: Any) -> Any:
-    """`exp(x)` for x <= 0, in a form that the compiler turns into vector code."""
-    power = max(x * _LOG2E, _LOWEST_EXPONENT)
-    whole = np.floor(power + _HALF)
-    f = power - whole
-    mantissa = _ONE + f * (_C1 + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * _C6)))))
-    return mantissa * np.int32((np.int32(whole) + _BIAS) << _MANTISSA_BITS).view(np.float32)
-
-
-@_inlined
-def _widen(bits: Any) -> Any:
-    """float32 of a bfloat16's bits."""
-    return np.uint32(np.uint32(bits) << _SIXTEEN).view(np.float32)
-
-
-@_inlined
-def _narrow(x: Any) -> Any:
-    """Bits of the bfloat16 nearest to a finite float32, ties to even."""
-    bits = np.float32(x).view(np.uint32)
-    return np.uint16((bits + _ROUND + ((bits >> _SIXTEEN) & np.uint32(1))) >> _SIXTEEN)
-
-
-@_inlined
+@inlined
 def _prefetch_span(cache: Any, start: Any, span: int, line: int) -> None:
     for i in range(0, span, line):
         _prefetch(cache, start + i)  # type: ignore[call-arg]  # the compiler gives the first argument
 
 
-@_inlined
+@inlined
 def _load_tile(tile: Any, stored: Any, valid: Any, block_size: int, head_dim: int, bits: bool) -> None:  # noqa: FBT001 - a constant of the kernel
     """Copy a block's K, then V, as float32. Past `valid` tokens V is zero: whatever lies there could be NaN."""
     flat = tile.reshape(2 * block_size * head_dim)
     for i in range(2 * block_size * head_dim):
-        flat[i] = _widen(stored[i]) if bits else stored[i]
+        flat[i] = widen(stored[i]) if bits else stored[i]
     for j in range(valid, block_size):
         for d in range(head_dim):
-            tile[block_size + j, d] = _ZERO
+            tile[block_size + j, d] = ZERO
 
 
-@_inlined
+@inlined
 def _score(scores: Any, query: Any, tile: Any, group: int, block_size: int, head_dim: int) -> None:
     """`scores[g, j] = query[g] . K[j]`, four tokens at once to hide the latency of the sums."""
     for g in range(group):
         for j in range(0, block_size - block_size % 4, 4):
-            dot0, dot1, dot2, dot3 = _ZERO, _ZERO, _ZERO, _ZERO
+            dot0, dot1, dot2, dot3 = ZERO, ZERO, ZERO, ZERO
             for d in range(head_dim):
                 q = query[g, d]
                 dot0 += q * tile[j, d]
@@ -111,17 +73,17 @@ def _score(scores: Any, query: Any, tile: Any, group: int, block_size: int, head
             scores[g, j + 2] = dot2
             scores[g, j + 3] = dot3
         for j in range(block_size - block_size % 4, block_size):
-            dot0 = _ZERO
+            dot0 = ZERO
             for d in range(head_dim):
                 dot0 += query[g, d] * tile[j, d]
             scores[g, j] = dot0
 
 
-@_inlined
+@inlined
 def _cap_and_mask(scores: Any, softcap: Any, hidden: Any, valid: Any, group: int, block_size: int) -> None:
     """Apply the soft cap, then hide the tokens before `hidden` (out of the window) and from `valid` on (not there)."""
     for g in range(group):
-        if softcap > _ZERO:
+        if softcap > ZERO:
             for j in range(block_size):
                 scores[g, j] = softcap * np.tanh(scores[g, j] / softcap)
         for j in range(hidden):
@@ -130,7 +92,7 @@ def _cap_and_mask(scores: Any, softcap: Any, hidden: Any, valid: Any, group: int
             scores[g, j] = _MASKED
 
 
-@_inlined
+@inlined
 def _fold(
     total: Any, maximum: Any, weight: Any, scores: Any, tile: Any, group: int, block_size: int, head_dim: int
 ) -> None:
@@ -140,14 +102,14 @@ def _fold(
         for j in range(block_size):
             highest = max(highest, scores[g, j])
         if highest > maximum[g]:
-            shrink = _exp(maximum[g] - highest)
+            shrink = exp_below_zero(maximum[g] - highest)
             maximum[g] = highest
             weight[g] *= shrink
             for d in range(head_dim):
                 total[g, d] *= shrink
-        added = _ZERO
+        added = ZERO
         for j in range(block_size):
-            part = _exp(scores[g, j] - highest)
+            part = exp_below_zero(scores[g, j] - highest)
             scores[g, j] = part
             added += part
         weight[g] += added
@@ -239,9 +201,9 @@ def make_attend_kernel(*, head_dim: int, group: int, block_size: int, kv_heads: 
             for g in range(group):
                 for d in range(head_dim):
                     element = query[token, head * group + g, d]
-                    query_tile[g, d] = (_widen(element) if bits else element) * scale
-                    total[g, d] = _ZERO
-                maximum[g], weight[g] = _MASKED, _ZERO
+                    query_tile[g, d] = (widen(element) if bits else element) * scale
+                    total[g, d] = ZERO
+                maximum[g], weight[g] = _MASKED, ZERO
             for b in range(seen_from // block_size, last):
                 if b + 1 < last:
                     _prefetch_span(cache, table[b + 1] * block_stride + here, span, line)
@@ -252,9 +214,9 @@ def make_attend_kernel(*, head_dim: int, group: int, block_size: int, kv_heads: 
                 _cap_and_mask(scores, softcap, seen_from - b * block_size, valid, group, block_size)
                 _fold(total, maximum, weight, scores, tile, group, block_size, head_dim)
             for g in range(group):
-                share = _ONE / weight[g]
+                share = ONE / weight[g]
                 for d in range(head_dim):
                     result = total[g, d] * share
-                    output[token, head * group + g, d] = _narrow(result) if bits else result
+                    output[token, head * group + g, d] = narrow(result) if bits else result
 
     return compile_kernel(attend, exact=False)
