@@ -139,7 +139,8 @@ class Backend(abc.ABC):
     def close_is_proof(self) -> bool:
         """True when a closed inlet cannot be written any more, whatever the peer does.
 
-        Where the writer reaches into our memory by itself (shared memory), only its word or its exit is proof.
+        Where the writer may reach into our memory by itself (cma, cuda_ipc), only its word or its exit is proof, unless
+        it is on another host.
         """
 
     @abc.abstractmethod

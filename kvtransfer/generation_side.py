@@ -14,7 +14,7 @@ from kvtransfer.device import StepFence
 from kvtransfer.events import BlocksSafe, FetchEnded, TransferEvent
 from kvtransfer.fetch_gate import FetchGate
 from kvtransfer.options import TransferOptions
-from kvtransfer.process_watch import ProcessWatch, watch_process
+from kvtransfer.process_watch import ProcessWatch, is_elsewhere, watch_process
 from kvtransfer.receiver import (
     CloseInlet,
     Fetch,
@@ -40,13 +40,15 @@ _MESSAGES_A_TURN = 256
 class _Link:
     """What leads to one start of one context worker.
 
-    The inlet is closed when safety demands and opened anew. The process is watched where its exit is the only proof.
+    The inlet is closed when safety demands and opened anew. The process is watched where its exit is the only proof; a
+    peer on another host cannot reach into our memory by itself, so that a closed inlet is proof there.
     """
 
     socket: Socket
     inlet: Inlet | None
     used: float
     watch: ProcessWatch | None = None
+    elsewhere: bool = False
 
 
 class GenerationSide:
@@ -142,6 +144,7 @@ class GenerationSide:
 
     def _watch(self, name: PeerName, pong: Pong) -> None:
         link = self._links[name]
+        link.elsewhere = is_elsewhere(pong.host)
         if link.watch is None and not self._backend.close_is_proof:
             link.watch = watch_process(pong.host, pong.pid)
 
@@ -239,7 +242,7 @@ class GenerationSide:
             return []
         link.inlet.close()
         link.inlet = None
-        return self.book.inlet_closed(name, proof=self._backend.close_is_proof)
+        return self.book.inlet_closed(name, proof=link.elsewhere or self._backend.close_is_proof)
 
     def _drop(self, name: PeerName) -> None:
         link = self._links.pop(name)

@@ -11,8 +11,16 @@ from pathlib import Path
 
 def host_name() -> str:
     """Names this host's boot and this process's pid namespace: where pids mean the same."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    return f"{boot}:{Path('/proc/self/ns/pid').stat().st_ino}"
+    return f"{_boot()}:{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def is_elsewhere(host: str) -> bool:
+    """Whether the host that calls itself `host` is surely not this one, whatever its pid namespace; "" names none."""
+    return bool(host) and host.partition(":")[0] != _boot()
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
 
 
 class ProcessWatch:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from kvtransfer import thread
 from kvtransfer.agent import TransferAgent
 from kvtransfer.backend import BlockBuffer, MemoryKind
 from kvtransfer.events import FetchEnded, LeaseEnded, TransferOutcome
-from kvtransfer.loopback import LoopbackFabric
+from kvtransfer.loopback import LoopbackBackend, LoopbackFabric
 from kvtransfer.options import BackendKind, TransferOptions, TransferTimeouts
 from tests.support.fake_device import FakeDevice
 from tests.support.transfer import (
@@ -179,6 +180,33 @@ def test_a_device_that_fails_ends_the_agent(pair: DevicePair) -> None:
     pair.reader.fences[0].pass_()
     with pytest.raises(EngineDeadError, match="illegal memory access"):
         pair.context.wait(lambda _: False, timeout_s=20.0)
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_where_writers_reach_in_a_closed_inlet_is_proof_against_other_hosts_alone(
+    monkeypatch: pytest.MonkeyPatch, *, elsewhere: bool
+) -> None:
+    """As over cuda_ipc: a writer that falls silent here may still write, until its process exits."""
+    monkeypatch.setattr(LoopbackBackend, "close_is_proof", property(lambda _: False))
+    if elsewhere:
+        monkeypatch.setattr(thread, "host_name", lambda: "00000000-0000-0000-0000-000000000000:1")
+    quick = TransferTimeouts(ping_s=0.1, silence_s=1.0, stop_s=0.3)
+    fabric, writer = LoopbackFabric(), FakeDevice()
+    context = Worker(context_memory(BLOCKS, SIZE), fabric=fabric, timeouts=quick, device=writer)
+    generation = Worker(generation_memory(BLOCKS, SIZE), fabric=fabric, timeouts=quick)
+    handle = context.agent.offer(KEY, [3], 20.0)
+    generation.agent.fetch(1, handle, [0], [8], 20.0)
+    writer.fences[0].wait_until_asked(200)  # pings are answered meanwhile
+    writer.fences[0].broken = True  # the writer's thread ends, its process lives on
+    ended = generation.fetch_end(1)
+    assert (ended.outcome, ended.blocks_safe) == (TransferOutcome.FAILED, False)
+    if elsewhere:
+        generation.safe(1)
+    else:
+        with pytest.raises(AssertionError, match=r"not in 0\.7 s"):
+            generation.safe(1, timeout_s=0.7)
+    generation.close()
+    context.close()
 
 
 def test_memory_of_a_gpu_needs_its_device() -> None:
