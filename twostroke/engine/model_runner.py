@@ -9,8 +9,8 @@ from typing import Self
 
 import torch
 
+from twostroke.engine.attention.choice import make_attention
 from twostroke.engine.attention.contract import AttentionBackend
-from twostroke.engine.attention.cpu import CpuAttention
 from twostroke.engine.cpu_model.forward import CompiledDecoder
 from twostroke.engine.cpu_model.plain_decoder import read_plain_decoder
 from twostroke.engine.cpu_sampling import CpuGumbelMax
@@ -44,7 +44,7 @@ class ModelRunner:
         self._forward = run
         self._choose = CpuGumbelMax()
         self.cache: CacheMemory = cache.memory
-        self.facts = _facts(model, cache.geometry)
+        self.facts = model_facts(model, cache.geometry)
 
     @classmethod
     def load(  # noqa: PLR0917 - one setting each; workers call it once
@@ -76,7 +76,7 @@ class ModelRunner:
         loaded = load_model(model)
         geometry = cache_geometry(loaded, kv.block_size)
         cache = KVCache(geometry, count_blocks(geometry, kv))
-        attention = CpuAttention(cache.tensor, loaded.config.num_attention_heads, torch.get_num_threads())
+        attention = make_attention(cache.tensor, loaded.config.num_attention_heads, torch.get_num_threads())
         progress("compiling attention and checking it against the model library's own")
         with torch.inference_mode():
             run = _checked_forward(loaded, cache, attention)
@@ -127,7 +127,8 @@ def cache_geometry(model: LoadedModel | ModelPlan, block_size: int) -> CacheGeom
     return CacheGeometry(kv_heads, config.num_hidden_layers, block_size, head_dim, model.dtype)
 
 
-def _facts(model: LoadedModel, geometry: CacheGeometry) -> ModelFacts:
+def model_facts(model: LoadedModel, geometry: CacheGeometry) -> ModelFacts:
+    """What the engine must know of `model`, whose cache has blocks of these sizes."""
     layout = LayoutFingerprint(
         model=model.digest,
         dtype=str(model.dtype).removeprefix("torch."),

@@ -152,7 +152,8 @@ def decode_attention_kernel(
         total = total * shrink + tl.sum(weights, 1)
         mean = multiply(weights.to(values.dtype), values, mean * shrink[:, None], UPCAST)
 
-    mean = mean / tl.where(total == 0.0, 1.0, total)[:, None]
+    total = tl.where(total == 0.0, 1.0, total)  # of a padded row
+    mean = mean / total[:, None]
     heads_of_all = tl.num_programs(1) * GROUP
     row = token * heads_of_all + kv_head * GROUP + heads
     if SPLIT:
