@@ -76,6 +76,11 @@ class Pair:
         self._door = target.open_door()
         source.took(Number())
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one copy."""
+        return self._size * self._count
+
     def fetch(self, pattern: Pattern, spent: Spent) -> float:
         """GB/s of one transfer by the package."""
         copies = self._copies(pattern)
@@ -96,7 +101,7 @@ class Pair:
         return Copies.of(*block_lists(pattern, self._count, self._draw))
 
     def _measure(self, copies: Copies, spent: Spent, copy: Callable[[], float]) -> float:
-        nbytes = self._size * self._count
+        nbytes = self.nbytes
         cpu, through_lo = self._cpu_ms(), lo_bytes()
         seconds = copy()
         spent.cpu_ms_per_gb.append((self._cpu_ms() - cpu) / nbytes * 1e9)
