@@ -62,6 +62,15 @@ def test_unknown_transports_are_named() -> None:
         library.create_context({"NO_SUCH_OPTION": "1"})
 
 
+def test_a_status_in_place_of_a_pointer_is_an_error() -> None:
+    """UCX answers with the largest pointers for codes from -100 to -1; lower ones are requests, and none is done."""
+    library = ucp.Ucp(ucx_binding.load_ucp())
+    with pytest.raises(BackendError, match=r"could not put: .* \(-25\)"):
+        library._started(2**64 - 25, "put")
+    assert library._started(2**64 - 101, "put") == 2**64 - 101
+    assert library._started(None, "put") is None
+
+
 def test_shared_memory_takes_more_than_a_closed_inlet() -> None:
     """Only without it is a closed inlet proof that nothing writes any more."""
     for setting, proof in ((SharedMemory.OFF, True), (SharedMemory.CMA, False)):
