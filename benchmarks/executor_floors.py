@@ -7,11 +7,9 @@
 None of them registers requests, checks offsets or wakes readers; what a form costs beyond them is for that.
 """
 
-import time
-
-from benchmarks.cpu_time import cpu_s
-from benchmarks.executor_forms import Load, Spent, request_of
+from benchmarks.executor_forms import Load, Moment, Spent, request_of
 from benchmarks.instant_engine import MODEL, instant_config, load_instant_runner
+from benchmarks.processes import cpu_us
 from benchmarks.zmq_echo import Echo
 from twostroke.engine.engine import Engine
 from twostroke.ipc.codec import request_codec, result_codec
@@ -33,26 +31,26 @@ def alone(make_engine: MakeEngine, streams: int) -> Engine:
 
 def engine_alone(engine: Engine, load: Load) -> Spent:
     """Step `engine` until it has made `load`."""
-    wall, own = time.perf_counter(), time.process_time()
+    before = Moment.now()
     for turn in range(load.requests):
         for stream in range(load.streams):
             engine.add(request_of(turn * load.streams + stream, load.tokens))
         while engine.has_work:
             engine.step()
-    return Spent(time.perf_counter() - wall, time.process_time() - own, 0.0)
+    return before.spent(0.0)
 
 
 def bare_queue(echo: Echo, load: Load) -> Spent:
     """Pass the messages of `load`: one for each request, and one a step with the outputs of all streams."""
     request, answer = request_bytes(load.tokens), batch_bytes(load.streams)
-    wall, own, child = time.perf_counter(), time.process_time(), cpu_s(echo.pid)
+    before, child_before = Moment.now(), cpu_us(echo.pid)
     for _ in range(load.requests):
         for _ in range(load.streams - 1):
             echo.send(request, 0, answer)
         echo.send(request, load.tokens, answer)
         for _ in range(load.tokens):
             echo.receive()
-    return Spent(time.perf_counter() - wall, time.process_time() - own, cpu_s(echo.pid) - child)
+    return before.spent(cpu_us(echo.pid) - child_before)
 
 
 def request_bytes(tokens: int) -> int:

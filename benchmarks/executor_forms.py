@@ -11,9 +11,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Self
 
-from benchmarks.cpu_time import cpu_s
 from benchmarks.instant_engine import MODEL, InstantEngine, instant_config, load_instant_runner
+from benchmarks.processes import cpu_us
 from twostroke.executor.base import GenerationExecutor
 from twostroke.executor.ipc import IpcExecutor
 from twostroke.executor.remote import RemoteExecutor
@@ -73,13 +74,34 @@ class Spent:
 
     Attributes:
         wall_s: From the first submit to the last token.
-        frontend_s: CPU of this process; for the in-process form the engine's is in it.
-        worker_s: CPU of the worker process.
+        frontend_us: CPU of this process; for the in-process form the engine's is in it.
+        worker_us: CPU of the worker process.
     """
 
     wall_s: float
-    frontend_s: float
-    worker_s: float
+    frontend_us: float
+    worker_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Clocks before a load.
+
+    This process reads its own CPU time from the C library: the kernel's files, which serve for other processes, tell of
+    a running thread as of the last tick.
+    """
+
+    wall_s: float
+    own_s: float
+
+    @classmethod
+    def now(cls) -> Self:
+        """The clocks now."""
+        return cls(time.perf_counter(), time.process_time())
+
+    def spent(self, worker_us: float) -> Spent:
+        """What was spent since then, `worker_us` by another process."""
+        return Spent(time.perf_counter() - self.wall_s, (time.process_time() - self.own_s) * 1e6, worker_us)
 
 
 @asynccontextmanager
@@ -108,14 +130,12 @@ async def measure(form: Form, load: Load) -> Spent:
         RuntimeError: Tokens were lost.
         TimeoutError: It did not end.
     """
-    worker_before = 0.0 if form.worker_pid is None else cpu_s(form.worker_pid)
-    wall, own = time.perf_counter(), time.process_time()
+    before, worker_before = Moment.now(), _worker_us(form)
     async with asyncio.timeout(_DEADLINE_S):
         made = await asyncio.gather(*(_stream(form.executor, load) for _ in range(load.streams)))
-    wall, own = time.perf_counter() - wall, time.process_time() - own
     if sum(made) != load.all_tokens:
         raise RuntimeError(f"{sum(made)} tokens came, not {load.all_tokens}")
-    return Spent(wall, own, 0.0 if form.worker_pid is None else cpu_s(form.worker_pid) - worker_before)
+    return before.spent(_worker_us(form) - worker_before)
 
 
 async def lone_request_s(form: Form, requests: int, pause_s: float) -> list[float]:
@@ -133,6 +153,10 @@ def request_of(client_id: int, tokens: int, step_ms: int = 0) -> GenerationReque
     """A request to the instant engine for exactly `tokens` tokens, one every `step_ms`."""
     sampling = SamplingParams(max_tokens=tokens, seed=step_ms, ignore_eos=True)
     return GenerationRequest(key=SequenceKey(client_id), prompt_ids=PROMPT, sampling=sampling)
+
+
+def _worker_us(form: Form) -> float:
+    return 0.0 if form.worker_pid is None else cpu_us(form.worker_pid)
 
 
 async def _stream(executor: GenerationExecutor, load: Load) -> int:

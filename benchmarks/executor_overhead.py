@@ -113,18 +113,17 @@ def add_rates(report: Report, samples: Samples, loads: Sequence[Load], what: str
 def add_costs(report: Report, samples: Samples, loads: Sequence[Load], what: str) -> None:
     """CPU time per token or request of each contender, its numbers of streams side by side."""
 
-    def add(case: str, name: str, seconds: Callable[[Spent], float]) -> None:
+    def add(case: str, name: str, spent_us: Callable[[Spent], float]) -> None:
         costs = {
-            _streams(load): [seconds(one) / load.all_tokens * US for one in samples[load.streams][name]]
-            for load in loads
+            _streams(load): [spent_us(one) / load.all_tokens for one in samples[load.streams][name]] for load in loads
         }
         report.add(f"{what}, {case}", "us of CPU each", costs)
 
     for name in next(iter(samples.values())):
-        add(name, name, lambda spent: spent.frontend_s + spent.worker_s)
+        add(name, name, lambda spent: spent.frontend_us + spent.worker_us)
         if name in {IPC, REMOTE}:
-            add(f"{name} frontend", name, lambda spent: spent.frontend_s)
-            add(f"{name} worker", name, lambda spent: spent.worker_s)
+            add(f"{name} frontend", name, lambda spent: spent.frontend_us)
+            add(f"{name} worker", name, lambda spent: spent.worker_us)
 
 
 def add_lone(report: Report, lone: Mapping[str, list[list[float]]]) -> None:

@@ -1,14 +1,12 @@
 """The executor benchmark measures real forms around a real worker, and what it reports adds up."""
 
 import argparse
-import os
 import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks import executor_overhead
-from benchmarks.cpu_time import cpu_s
 from benchmarks.executor_floors import batch_bytes, request_bytes
 from benchmarks.executor_forms import Load
 from benchmarks.instant_engine import MODEL, VOCABULARY, InstantEngine, load_instant_runner
@@ -48,16 +46,6 @@ def test_an_instant_engine_gives_up_what_is_aborted() -> None:
     assert tokens_of([output for output in outputs if output.key.index == 0], 1) == [7, 8, 9]
     assert [(output.key.index, output.offset) for output in outputs if output.error is not None] == [(1, 1)]
     assert not engine.unfinished
-
-
-def test_cpu_time_counts_all_threads_of_a_process() -> None:
-    """The kernel's figure grows by what this process itself says that it used."""
-    before, own = cpu_s(os.getpid()), time.process_time()
-    while time.process_time() - own < 0.05:
-        pass
-    assert 0.04 < cpu_s(os.getpid()) - before < 10
-    with pytest.raises(FileNotFoundError):
-        cpu_s(2**30)
 
 
 def test_the_bare_queue_answers_with_as_many_bytes_as_asked() -> None:

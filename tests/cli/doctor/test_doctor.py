@@ -40,7 +40,8 @@ def test_a_tiny_model_and_cma(tmp_path: Path) -> None:
     assert found["config.file"].status is Status.OK
     assert found["config.secret_file"].status is Status.WARNING
     assert "cma (zero-copy)" in found["ucx.transports.host.same_host"].found
-    assert "tcp over" in found["ucx.transports.host.across_hosts"].found
+    beyond = found["ucx.transports.host.across_hosts"].found
+    assert "tcp over" in beyond or "no network interface" in beyond
     assert found["ucx.library"].found.startswith("UCX 1.")
     assert "llama" in found["model.folder"].found
     assert found["model.tokenizer"].status is Status.OK
