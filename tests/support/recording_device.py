@@ -57,6 +57,10 @@ class RecordingDevice:
         """As told."""
         return self.free_bytes
 
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """In the host's memory."""
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
     def peak_memory(self, run: Callable[[], object]) -> int:
         """As told, after a run."""
         run()

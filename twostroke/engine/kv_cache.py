@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from twostroke.engine.device.contract import GraphDevice
 from twostroke.engine.interfaces import CacheMemory
 from twostroke.protocol.config import KVCacheConfig
 from twostroke.protocol.errors import ConfigError
@@ -68,36 +69,44 @@ def count_blocks(geometry: CacheGeometry, config: KVCacheConfig) -> int:
 
 
 class KVCache:
-    """The cache of a rank whose model runs on the CPU.
-
-    The memory is an anonymous map of its own: page-aligned, so that UCX can register it, zero at first, and in huge
-    pages where the kernel grants them, since attention touches one small tile of every block.
+    """The cache of a rank, zero at first.
 
     Args:
         geometry: Sizes of a block.
         num_blocks: How many blocks.
+        gpu: Whose memory it takes; None takes the host's.
 
     Raises:
-        ConfigError: The host refuses so much memory.
+        ConfigError: The host or the GPU refuses so much memory.
     """
 
-    def __init__(self, geometry: CacheGeometry, num_blocks: int) -> None:
+    def __init__(self, geometry: CacheGeometry, num_blocks: int, gpu: GraphDevice | None = None) -> None:
         self.geometry = geometry
         self.num_blocks = num_blocks
+        self._gpu = gpu
         size = num_blocks * geometry.block_bytes
-        try:
-            pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
-            raise ConfigError(
-                f"kv_cache: the host refused {size} bytes for {num_blocks} KV blocks ({error}); lower "
-                "kv_cache.cpu_memory_gib or kv_cache.num_blocks"
-            ) from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            pages.madvise(mmap.MADV_HUGEPAGE)
-        flat = torch.frombuffer(pages, dtype=geometry.dtype, count=num_blocks * geometry.block_elements)
-        self.tensor = flat.view(num_blocks, *geometry.block_shape)
+        flat = _map_pages(size, num_blocks) if gpu is None else gpu.allocate(size)
+        self.tensor = flat.view(geometry.dtype).view(num_blocks, *geometry.block_shape)
 
     @property
     def memory(self) -> CacheMemory:
         """The cache as raw memory, for the transfer."""
-        return CacheMemory(self.tensor.data_ptr(), self.geometry.block_bytes, self.num_blocks, self.tensor)
+        return CacheMemory(self.tensor.data_ptr(), self.geometry.block_bytes, self.num_blocks, self.tensor, self._gpu)
+
+
+def _map_pages(size: int, num_blocks: int) -> torch.Tensor:
+    """Bytes in an anonymous map of their own.
+
+    It is page-aligned, so that UCX can register it, and in huge pages where the kernel grants them, since attention
+    touches one small tile of every block.
+    """
+    try:
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise ConfigError(
+            f"kv_cache: the host refused {size} bytes for {num_blocks} KV blocks ({error}); lower "
+            "kv_cache.cpu_memory_gib or kv_cache.num_blocks"
+        ) from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)

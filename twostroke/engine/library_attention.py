@@ -32,12 +32,17 @@ def register() -> None:
 
 
 def forward(module: torch.nn.Module, step: PackedStep, attend_step: StepAttention) -> torch.Tensor:
-    """Run a model over a packed step; returns the logits [kept, vocabulary] of the tokens in `step.kept`."""
+    """Run a model over a packed step, on the model's device.
+
+    Returns:
+        The logits [kept, vocabulary] of the tokens in `step.kept`.
+    """
+    device = next(module.parameters()).device
     output = module(
-        input_ids=step.token_ids,
-        position_ids=step.positions,
+        input_ids=step.token_ids.to(device),
+        position_ids=step.positions.to(device),
         use_cache=False,
-        logits_to_keep=step.kept,
+        logits_to_keep=step.kept.to(device),
         **{STEP_ARGUMENT: attend_step},
     )
     logits: torch.Tensor = output.logits[0]

@@ -13,14 +13,14 @@ from twostroke.engine.attention.choice import make_attention
 from twostroke.engine.attention.contract import AttentionBackend
 from twostroke.engine.cpu_model.forward import CompiledDecoder
 from twostroke.engine.cpu_model.plain_decoder import read_plain_decoder
-from twostroke.engine.cpu_sampling import CpuGumbelMax
 from twostroke.engine.interfaces import CacheMemory, ModelFacts, SequenceSlice, StepPlan, StepResult
 from twostroke.engine.kv_cache import CacheGeometry, KVCache, count_blocks
 from twostroke.engine.library_attention import StepForward, forward
 from twostroke.engine.model_loader import LoadedModel, ModelPlan, load_model
 from twostroke.engine.packing import pack
 from twostroke.engine.prompt_scoring import score_prompts
-from twostroke.engine.sampler import draws, sample
+from twostroke.engine.sampler import draws
+from twostroke.engine.samplers import sampler_for
 from twostroke.engine.self_check import check_forward, self_check
 from twostroke.protocol.config import KVCacheConfig, ModelConfig
 from twostroke.protocol.sampling import SamplingParams
@@ -42,7 +42,7 @@ class ModelRunner:
         self._cache = cache
         self._attention = attention
         self._forward = run
-        self._choose = CpuGumbelMax()
+        self._sample = sampler_for(cache.tensor.device)
         self.cache: CacheMemory = cache.memory
         self.facts = model_facts(model, cache.geometry)
 
@@ -91,7 +91,7 @@ class ModelRunner:
         step = pack(plan, self._cache.geometry.block_size)
         logits = self._forward(step, self._attention.prepare(step.attention))
         sampled = len(step.sampled)
-        tokens = sample(*draws(logits[:sampled], step.sampled), self._choose)
+        tokens = self._sample(*draws(logits[:sampled], step.sampled))
         return StepResult(tokens, score_prompts(logits[sampled:], step.scored))
 
     def warm_up(self, max_batched_tokens: int, max_sequences: int) -> None:

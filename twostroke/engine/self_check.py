@@ -147,7 +147,7 @@ def _library_logits(model: LoadedModel) -> torch.Tensor:
     module.set_attn_implementation("eager")
     try:
         rows = [
-            module(input_ids=torch.tensor([ids]), use_cache=False, logits_to_keep=1).logits[0, -1]
+            module(input_ids=torch.tensor([ids], device=module.device), use_cache=False, logits_to_keep=1).logits[0, -1]
             for ids in _token_ids(model)
         ]
     finally:

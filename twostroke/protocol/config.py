@@ -37,6 +37,14 @@ class Dtype(enum.StrEnum):
     FLOAT16 = "float16"
 
 
+class DeviceKind(enum.StrEnum):
+    """What an engine computes on. `AUTO` takes a GPU where there is one that torch can use, else the CPU."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class UseDefaults(enum.StrEnum):
     """Whether the model's `generation_config.json` gives sampling defaults; its end-of-sequence ids always count."""
 
@@ -181,6 +189,7 @@ class EngineConfig(Config, frozen=True):
     Attributes:
         replicas: How many servers `twostroke up` starts, and the chart's replica count.
         tensor_parallel: Ranks of one worker; 1 for now.
+        device: What the engine computes on: `auto` takes a GPU where torch sees one, else the CPU; `cpu`; `cuda`.
         max_batched_tokens: Token budget of one engine step.
         max_sequences: Sequences in a batch at most.
         max_waiting: Requests waiting for admission at most; more are refused with 503.
@@ -196,6 +205,7 @@ class EngineConfig(Config, frozen=True):
 
     replicas: PositiveInt = 1
     tensor_parallel: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
+    device: DeviceKind = DeviceKind.AUTO
     max_batched_tokens: PositiveInt = 2048
     max_sequences: PositiveInt = 64
     max_waiting: PositiveInt = 4096

@@ -61,6 +61,14 @@ class GraphDevice(Device, Protocol):
         """Bytes that new tensors can take."""
         ...
 
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Zero bytes, uint8 [nbytes], that other processes can be let into: the KV cache.
+
+        Raises:
+            ConfigError: The device refuses.
+        """
+        ...
+
     def peak_memory(self, run: Callable[[], object]) -> int:
         """Run `run`; bytes that its tensors took at most, beyond those that were there before."""
         ...

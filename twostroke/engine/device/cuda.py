@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from twostroke.engine.cuda_pool import allocate_pool
 from twostroke.engine.device.contract import CapturedStep, StepEvent
 
 _WARM_UPS = 2
@@ -36,6 +37,10 @@ class CudaDevice:
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self.torch_device)
         return free
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """See `GraphDevice.allocate`."""
+        return allocate_pool(nbytes, self.torch_device)
 
     def peak_memory(self, run: Callable[[], object]) -> int:
         """See `GraphDevice.peak_memory`."""
