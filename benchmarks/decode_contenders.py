@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 
+from benchmarks.step_parts import step_parts
 from twostroke.protocol.config import Dtype, EngineConfig, KVCacheConfig, ModelConfig
 from twostroke.protocol.errors import TwostrokeError
 from twostroke.protocol.ids import SequenceKey
@@ -23,6 +24,7 @@ from twostroke.protocol.responses import SequenceOutput
 from twostroke.protocol.sampling import SamplingParams
 from twostroke.protocol.tokens import pack_tokens
 from twostroke.worker.in_process import InProcessExecutor
+from twostroke.worker.loading import load_model_runner
 
 MAX_SEQUENCES = 32
 _MIN_STEPS = 4
@@ -112,7 +114,9 @@ class EngineContender:
     def __init__(self, folder: Path, dtype: Dtype, prompts: Prompts) -> None:
         self._prompts = prompts
         config = EngineConfig(threads=1, max_sequences=MAX_SEQUENCES, kv_cache=KVCacheConfig(cpu_memory_gib=2.0))
-        self._executor = InProcessExecutor.load(ModelConfig(path=str(folder), dtype=dtype), config)
+        model = ModelConfig(path=str(folder), dtype=dtype)
+        self._runner = load_model_runner(model, config, lambda _: None)
+        self._executor = InProcessExecutor(self._runner, model, config)
 
     def close(self) -> None:
         """End the engine."""
@@ -124,6 +128,11 @@ class EngineContender:
         length = tokens + 1 + batch * prompt_tokens // EngineConfig().max_batched_tokens
         sinks = [self._submit(self._prompts.make(prompt_tokens), length) for _ in range(batch)]
         return full_batch_rate([sink.wait() for sink in sinks])
+
+    def step_parts(self, batch: int, prompt_tokens: int, steps: int) -> dict[str, float]:
+        """Milliseconds of each part of a step that decodes `batch` sequences; see `step_parts`. Ends the engine."""
+        self.close()
+        return step_parts(self._runner, [self._prompts.make(prompt_tokens) for _ in range(batch)], steps)
 
     def prefill_rate(self, prompt_tokens: int) -> float:
         """Prompt tokens/s of one prompt, up to its first token."""

@@ -4,7 +4,8 @@
 
 Decode: tokens/s at each batch size, against `transformers.generate` (greedy, its default cache) and against the model's
 matrix products alone. Prefill: tokens/s of a prompt, against a plain forward pass. Prefix cache: TTFT of a prompt of
-which 90% is cached, against one of which nothing is. All on one thread, with the demo model unless told otherwise.
+which 90% is cached, against one of which nothing is. Parts: where the time of a decode step goes, under Python's
+profiler. All on one thread, with the demo model unless told otherwise.
 """
 
 import argparse
@@ -74,6 +75,14 @@ def add_prefix(report: Report, engine: EngineContender, prompts: Prompts, args: 
     report.compare(case, CACHED, UNCACHED, better=Better.LOWER, limit=limit, aim=aim)
 
 
+def add_parts(report: Report, engine: EngineContender, args: argparse.Namespace) -> None:
+    """Where the time of a step goes."""
+    for batch in args.batches:
+        parts = engine.step_parts(batch, PROMPT_TOKENS, args.tokens)
+        ordered = sorted(parts.items(), key=lambda part: -part[1])
+        report.add(f"a step of batch {batch}", "ms", {name: [milliseconds] for name, milliseconds in ordered})
+
+
 def run(arguments: argparse.Namespace) -> Report:
     """Measure everything."""
     report = Report(
@@ -97,6 +106,7 @@ def run(arguments: argparse.Namespace) -> Report:
         add_decodes(report, engine, library, arguments)
         add_prefills(report, engine, library, arguments)
         add_prefix(report, engine, prompts, arguments)
+        add_parts(report, engine, arguments)
     finally:
         engine.close()
     return report

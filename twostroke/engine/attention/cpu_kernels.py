@@ -16,6 +16,7 @@ from llvmlite import ir  # type: ignore[import-untyped]  # it has no stubs
 from numba import types
 from numba.extending import intrinsic
 
+from twostroke.engine.compiled_dots import LANES, OUTPUTS, dots_of_1, dots_of_2, dots_of_3
 from twostroke.engine.compiled_numbers import ONE, ZERO, exp_below_zero, inlined, narrow, widen
 from twostroke.engine.compiling import Kernel, compile_kernel
 
@@ -46,14 +47,37 @@ def _prefetch_span(cache: Any, start: Any, span: int, line: int) -> None:
 
 
 @inlined
-def _load_tile(tile: Any, stored: Any, valid: Any, block_size: int, head_dim: int, bits: bool) -> None:  # noqa: FBT001 - a constant of the kernel
-    """Copy a block's K, then V, as float32. Past `valid` tokens V is zero: whatever lies there could be NaN."""
-    flat = tile.reshape(2 * block_size * head_dim)
-    for i in range(2 * block_size * head_dim):
-        flat[i] = widen(stored[i]) if bits else stored[i]
+def _load_tile(tile: Any, stored: Any, start: Any, block_size: int, head_dim: int, bits: bool) -> None:  # noqa: FBT001 - a constant of the kernel
+    """Copy a block's K or V as float32."""
+    flat = tile.reshape(block_size * head_dim)
+    for i in range(block_size * head_dim):
+        flat[i] = widen(stored[start + i]) if bits else stored[start + i]
+
+
+@inlined
+def _clear_behind(tile: Any, valid: Any, block_size: int, head_dim: int) -> None:
+    """Make V zero past `valid` tokens: whatever lies there could be NaN."""
     for j in range(valid, block_size):
         for d in range(head_dim):
-            tile[block_size + j, d] = ZERO
+            tile[j, d] = ZERO
+
+
+@inlined
+def _score_in_place(
+    scores: Any, query: Any, cache: Any, start: Any, group: int, block_size: int, head_dim: int
+) -> None:
+    """`scores[g, j] = query[g] . K[j]`, with K where it lies, from `start` on; for sizes that fill registers."""
+    queries, results = query.reshape(group * head_dim), scores.reshape(group * block_size)
+    for j in range(0, block_size, OUTPUTS):
+        k = start + j * head_dim
+        for g in range(0, group - 2, 3):
+            dots_of_3(cache, k, queries, g * head_dim, results, g * block_size + j, head_dim, block_size)
+        rest = group % 3
+        g = group - rest
+        if rest > 1:
+            dots_of_2(cache, k, queries, g * head_dim, results, g * block_size + j, head_dim, block_size)
+        elif rest > 0:
+            dots_of_1(cache, k, queries, g * head_dim, results, g * block_size + j, head_dim, block_size)
 
 
 @inlined
@@ -116,13 +140,13 @@ def _fold(
         for j in range(0, block_size - block_size % 4, 4):
             p0, p1, p2, p3 = scores[g, j], scores[g, j + 1], scores[g, j + 2], scores[g, j + 3]
             for d in range(head_dim):
-                v0, v1 = tile[block_size + j, d], tile[block_size + j + 1, d]
-                v2, v3 = tile[block_size + j + 2, d], tile[block_size + j + 3, d]
+                v0, v1 = tile[j, d], tile[j + 1, d]
+                v2, v3 = tile[j + 2, d], tile[j + 3, d]
                 total[g, d] += p0 * v0 + p1 * v1 + p2 * v2 + p3 * v3
         for j in range(block_size - block_size % 4, block_size):
             p0 = scores[g, j]
             for d in range(head_dim):
-                total[g, d] += p0 * tile[block_size + j, d]
+                total[g, d] += p0 * tile[j, d]
 
 
 def make_write_kernel() -> Kernel:
@@ -166,7 +190,9 @@ def make_attend_kernel(*, head_dim: int, group: int, block_size: int, kv_heads: 
         layers: Layers in the cache.
         bits: Whether elements are bfloat16 bits.
     """
-    span = 2 * block_size * head_dim
+    half_span = block_size * head_dim
+    span = 2 * half_span
+    in_place = head_dim % LANES == 0 and block_size % OUTPUTS == 0
     head_stride = layers * span
     block_stride = kv_heads * head_stride
     line = _CACHE_LINE_BYTES // (2 if bits else 4)
@@ -187,7 +213,7 @@ def make_attend_kernel(*, head_dim: int, group: int, block_size: int, kv_heads: 
     ) -> None:
         query_tile = np.empty((group, head_dim), np.float32)
         total = np.empty((group, head_dim), np.float32)
-        tile = np.empty((2 * block_size, head_dim), np.float32)
+        tile = np.empty((block_size, head_dim), np.float32)
         scores = np.empty((group, block_size), np.float32)
         maximum = np.empty(group, np.float32)
         weight = np.empty(group, np.float32)
@@ -209,9 +235,14 @@ def make_attend_kernel(*, head_dim: int, group: int, block_size: int, kv_heads: 
                     _prefetch_span(cache, table[b + 1] * block_stride + here, span, line)
                 start = table[b] * block_stride + here
                 valid = min(block_size, length - b * block_size)
-                _load_tile(tile, cache[start : start + span], valid, block_size, head_dim, bits)
-                _score(scores, query_tile, tile, group, block_size, head_dim)
+                if in_place:
+                    _score_in_place(scores, query_tile, cache, start, group, block_size, head_dim)
+                else:
+                    _load_tile(tile, cache, start, block_size, head_dim, bits)
+                    _score(scores, query_tile, tile, group, block_size, head_dim)
                 _cap_and_mask(scores, softcap, seen_from - b * block_size, valid, group, block_size)
+                _load_tile(tile, cache, start + half_span, block_size, head_dim, bits)
+                _clear_behind(tile, valid, block_size, head_dim)
                 _fold(total, maximum, weight, scores, tile, group, block_size, head_dim)
             for g in range(group):
                 share = ONE / weight[g]

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
+from twostroke.engine.compiled_dots import LANES, OUTPUTS
 from twostroke.engine.compiled_numbers import Array, as_array
 from twostroke.engine.compiling import Kernel
 from twostroke.engine.cpu_model.plain_decoder import Projection
-from twostroke.engine.cpu_model.row_products import LANES, OUTPUTS, make_multiply_kernel
+from twostroke.engine.cpu_model.row_products import make_multiply_kernel
 from twostroke.engine.sharing import Team
 
 MANY_ROWS = 48
