@@ -4,7 +4,7 @@
 
 One turn: commands, control messages, transport progress, writes, timers; then sleep on the eventfd of commands, the
 sockets and the transport's descriptors. It wakes for work alone, for timers while leases or fetches are open, and every
-millisecond while one waits for the device.
+millisecond while one waits for the device. In its first idle turns it populates the cache's pages instead of sleeping.
 """
 
 import math
@@ -26,6 +26,7 @@ from kvtransfer.events import TransferEvent
 from kvtransfer.generation_side import GenerationSide
 from kvtransfer.handles import handle_key
 from kvtransfer.options import TransferOptions
+from kvtransfer.page_population import PagePopulation
 from kvtransfer.process_watch import host_name
 from kvtransfer.receiver import Fetch, FetchBook
 from kvtransfer.reservation import ContextTerms
@@ -120,6 +121,7 @@ class TransferThread:
         self._address = ""
         self._close_by = math.inf
         self._next_tick = 0.0
+        self._pages = PagePopulation(buffer)
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
 
     def start(self) -> str:
@@ -237,11 +239,14 @@ class TransferThread:
             self._sleep(contexts, generations, backend)
 
     def _sleep(self, contexts: ContextSide, generations: GenerationSide, backend: Backend) -> None:
+        counters = self.counters
+        open_work = counters.leases_open + counters.fetches_open + counters.quarantined + counters.parked
+        if not open_work and self._pages.advance():
+            return
         poller = zmq.Poller()
         for source in (self._event, contexts.socket, *generations.sources, *backend.file_descriptors()):
             poller.register(source, zmq.POLLIN)
-        open_work = self.counters.leases_open + self.counters.fetches_open + self.counters.quarantined
-        sleep_s = _TICK_S if open_work + self.counters.parked or self._close_by < math.inf else _IDLE_SLEEP_S
+        sleep_s = _TICK_S if open_work or self._close_by < math.inf else _IDLE_SLEEP_S
         if contexts.fenced or generations.held:
             sleep_s = _FENCE_POLL_S
         ready = dict(poller.poll(int(1000 * sleep_s)))
