@@ -5,6 +5,7 @@ It counts the server-sent events of an answer and looks at nothing else in it; a
 
 import asyncio
 from collections.abc import Sequence
+from http import HTTPStatus
 
 import httptools
 
@@ -30,6 +31,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.events = 0
         self._last = b""
+        self._refusal = b""
         self._answered: asyncio.Future[None] | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
@@ -74,11 +76,13 @@ class Connection(asyncio.Protocol):
         # An event may be cut anywhere: the end of the part before, too short to hold a whole mark, belongs to it.
         self.events += (self._last + body).count(EVENT)
         self._last = body[-len(EVENT) + 1 :]
+        if self._parser.get_status_code() != HTTPStatus.OK:
+            self._refusal += body
 
     def on_message_complete(self) -> None:
         """The answer is whole."""
         status = self._parser.get_status_code()
-        self._end(None if status == 200 else RuntimeError(f"status {status}: {self._last!r}"))
+        self._end(None if status == HTTPStatus.OK else RuntimeError(f"status {status}: {self._refusal!r}"))
 
     def _end(self, error: Exception | None) -> None:
         if self._answered is None or self._answered.done():

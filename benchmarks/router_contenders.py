@@ -18,6 +18,7 @@ from twostroke.frontend.tokenizer import TextModel
 from twostroke.ipc.secret import new_secret, save_secret
 from twostroke.ipc.supervise import READY_FD_VARIABLE, PartReady, decode_event
 
+TWOSTROKE = "twostroke"
 TEXT = " The quick brown fox jumps over the lazy dog and runs back into the wood before the night falls again."
 """What the instant workers say, one token after the other."""
 
@@ -33,6 +34,8 @@ class Contender:
         model: The model's served name.
         marks: Events of a stream beside one a token; the end mark is one.
         api_key: What it wants to see.
+        paced_model: The model to ask for paced streams, where requests cannot say so themselves.
+        takes_token_ids: Whether a prompt may be token ids; a text of as many words otherwise.
     """
 
     name: str
@@ -41,10 +44,15 @@ class Contender:
     model: str = MODEL
     marks: int = 1
     api_key: str | None = None
+    paced_model: str = MODEL
+    takes_token_ids: bool = True
 
-    def request(self, prompt: list[int] | str, tokens: int, *, stream: bool, step_ms: int = 0) -> bytes:
+    def request(self, prompt_tokens: int, tokens: int, *, stream: bool, step_ms: int = 0) -> bytes:
         """One completion request; its workers make a token every `step_ms` milliseconds (0: at once)."""
-        fields: dict[str, object] = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "seed": step_ms}
+        # Ids of three digits, which every vocabulary has; words of as many letters.
+        prompt = [100 + n % 800 for n in range(prompt_tokens)] if self.takes_token_ids else "abc " * prompt_tokens
+        model = self.paced_model if step_ms else self.model
+        fields: dict[str, object] = {"model": model, "prompt": prompt, "max_tokens": tokens, "seed": step_ms}
         fields |= {"temperature": 0, "ignore_eos": True}
         if stream:
             fields["stream"] = True
@@ -78,7 +86,7 @@ def twostroke(model: Path, folder: Path) -> Iterator[Contender]:
         environment = {READY_FD_VARIABLE: "1"}  # the announcement goes into the log
         command = [sys.executable, "-m", "twostroke.cli", "router", "--config", str(config_file)]
         with running(command, log, environment=environment) as router:
-            yield Contender("twostroke", _announced_port(router, log), router.pid, api_key=api_key)
+            yield Contender(TWOSTROKE, _announced_port(router, log), router.pid, api_key=api_key)
 
 
 def _announced_port(router: "subprocess.Popen[bytes]", log: Path) -> int:

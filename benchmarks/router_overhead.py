@@ -12,9 +12,10 @@ them, and makes text of the tokens. Behind it are instant workers that speak the
 import argparse
 import asyncio
 import functools
+import os
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,17 +23,29 @@ import uvloop
 
 from benchmarks.http_load import Connection, ask_in_turn, connect
 from benchmarks.processes import cpu_us
-from benchmarks.report import Report, interleave, output_options, publish
-from benchmarks.router_contenders import Contender, twostroke
+from benchmarks.report import Absence, Better, Report, interleave, output_options, publish
+from benchmarks.router_contenders import TWOSTROKE, Contender, twostroke
+from benchmarks.router_peers import (
+    DYNAMO,
+    SGLANG_ROUTER,
+    VLLM_ROUTER,
+    dynamo,
+    missing,
+    sglang_router,
+    until_served,
+    vllm_router,
+)
 from twostroke.cli.model.commands import fetch_with_progress
 
 CLIENTS = 32
 STEP_MS = 20
+PEERS = Path(os.environ.get("TWOSTROKE_PEERS", "peers"))
 PACED_STREAMS = (64, 256)
+RUST = (VLLM_ROUTER, SGLANG_ROUTER)
 _BEGIN_S = 1.0
 """Paced streams are measured once all of them have run for so long."""
-_OWN_CHUNK = 0.98
-"""Tokens that come while a router does not get the processor share a chunk: a busy machine would flatter it."""
+_OWN_CHUNK = 0.9
+"""Tokens that come while a router does not get the processor share a chunk; a figure with many of those is none."""
 _TRIES = 3
 
 
@@ -52,15 +65,10 @@ class Sizes:
     requests: int
     paced_s: float
 
-    @property
-    def prompt(self) -> list[int]:
-        """Token ids that every vocabulary has."""
-        return [100 + number % 800 for number in range(self.prompt_tokens)]
-
 
 async def per_request(contender: Contender, sizes: Sizes, *, stream: bool) -> float:
     """CPU microseconds for one request at full load."""
-    request = contender.request(sizes.prompt, sizes.tokens, stream=stream)
+    request = contender.request(sizes.prompt_tokens, sizes.tokens, stream=stream)
     connections = await connect(contender.port, CLIENTS)
     await ask_in_turn(connections, request, 2)
     each = max(sizes.requests // CLIENTS, 1)
@@ -88,7 +96,7 @@ async def per_chunk(contender: Contender, sizes: Sizes, streams: int) -> float:
 async def _paced(contender: Contender, sizes: Sizes, streams: int) -> tuple[float, float]:
     """CPU microseconds a chunk, and the share of chunks in tokens."""
     tokens = int((2 * _BEGIN_S + sizes.paced_s) * 1000 / STEP_MS)
-    request = contender.request(sizes.prompt, tokens, stream=True, step_ms=STEP_MS)
+    request = contender.request(sizes.prompt_tokens, tokens, stream=True, step_ms=STEP_MS)
     connections = await connect(contender.port, streams)
     asking = [asyncio.ensure_future(connection.ask(request)) for connection in connections]
     await asyncio.sleep(_BEGIN_S)
@@ -123,6 +131,34 @@ def cases(runner: asyncio.Runner, sizes: Sizes) -> dict[str, Measure]:
     return measures | {f"per chunk, {streams} paced streams": paced(streams) for streams in PACED_STREAMS}
 
 
+def start(peers: Path, model: Path, stack: ExitStack, report: Report) -> list[Contender]:
+    """Start all contenders whose environments are there; the others are noted in the report."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    contenders = [stack.enter_context(twostroke(model, folder))]
+    starts: dict[str, Callable[[], AbstractContextManager[Contender]]] = {
+        VLLM_ROUTER: lambda: vllm_router(peers, folder),
+        SGLANG_ROUTER: lambda: sglang_router(peers, folder),
+        DYNAMO: lambda: dynamo(peers, model, folder),
+    }
+    for name, begin in starts.items():
+        reason = missing(name, peers)
+        if reason is None:
+            contenders.append(stack.enter_context(begin()))
+        else:
+            report.absent.append(Absence(name, reason))
+    return contenders
+
+
+def compare(report: Report, case: str, measured: Sequence[str]) -> None:
+    """Set twostroke against the best Rust router of the case, and against Dynamo's frontend."""
+    rust = [name for name in RUST if name in measured]
+    if rust:
+        best = min(rust, key=lambda name: report.of(case, name).median)
+        report.compare(case, TWOSTROKE, best, better=Better.LOWER, limit=1.3, aim=1.0)
+    if DYNAMO in measured:
+        report.compare(case, TWOSTROKE, DYNAMO, better=Better.LOWER, limit=0.4, aim=0.3)
+
+
 def main() -> None:
     """Start the contenders, measure them in turn, publish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -132,6 +168,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=128, help="length of prompts (%(default)s)")
     parser.add_argument("--paced-s", type=float, default=2.0, help="seconds of paced streams a sample (%(default)s)")
     parser.add_argument("--model", type=Path, help="folder with the tokenizer to use (default: the demo model)")
+    parser.add_argument("--peers", type=Path, default=PEERS, help="folder of the peers' environments (%(default)s)")
     output_options(parser)
     arguments = parser.parse_args()
     sizes = Sizes(arguments.prompt_tokens, arguments.tokens, arguments.requests, arguments.paced_s)
@@ -141,11 +178,13 @@ def main() -> None:
     model = arguments.model or fetch_with_progress()
     report.notes.append("CPU time of all threads of the router's process, from the kernel; nothing is subtracted.")
     with ExitStack() as stack, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        contenders = [stack.enter_context(twostroke(model, folder))]
+        contenders = start(arguments.peers, model, stack, report)
+        for contender in contenders:
+            runner.run(until_served(contender))
         for case, measure in cases(runner, sizes).items():
             bound = {one.name: functools.partial(measure, one) for one in contenders}
             report.add(case, "us", interleave(arguments.rounds, bound, case))
+            compare(report, case, [one.name for one in contenders])
     publish(report, arguments.out)
 
 
