@@ -96,6 +96,17 @@ class Dispatcher:
                 f"{len(self._waiting)} requests wait for a worker already (router.max_queued); try again later"
             )
 
+    def admit(self, prompt_tokens: int) -> Placement | None:
+        """Workers for a new request, or None if it may wait for some.
+
+        Raises:
+            OverloadedError: As `check_room`.
+        """
+        placement = None if self._waiting else self._place(prompt_tokens, ())
+        if placement is None:
+            self.check_room()
+        return placement
+
     def dispatch(self, request: Placeable) -> None:
         """Place `request`, or let it wait.
 
@@ -103,7 +114,7 @@ class Dispatcher:
             OverloadedError: No worker will take it; it does not wait.
         """
         # Nobody overtakes those that wait: the next tick serves them in order.
-        placement = None if self._waiting else self._place(request)
+        placement = None if self._waiting else self._place(request.prompt_tokens, request.refused_by)
         if placement is not None:
             request.begin(placement)
             return
@@ -150,7 +161,7 @@ class Dispatcher:
 
     def _try_waiting(self, request: Placeable) -> None:
         try:
-            placement = self._place(request)
+            placement = self._place(request.prompt_tokens, request.refused_by)
         except OverloadedError as error:
             self._refuse(request, error)
             return
@@ -170,16 +181,16 @@ class Dispatcher:
         for request in late:
             self._refuse(request, OverloadedError(f"no worker could take the request within {MAX_WAIT_S:g} s"))
 
-    def _place(self, request: Placeable) -> Placement | None:
-        """Workers for `request`; None if it should wait.
+    def _place(self, prompt_tokens: int, refused_by: Collection[AttachedWorker]) -> Placement | None:
+        """Workers for a request; None if it should wait.
 
         Raises:
             OverloadedError: Waiting is in vain.
         """
-        takers = [(role, self._takers(role, request.refused_by)) for role in self._pool.roles]
+        takers = [(role, self._takers(role, refused_by)) for role in self._pool.roles]
         if not all(workers for _, workers in takers):
             return None
-        claims = [self._choose(role, workers).claim(request.prompt_tokens) for role, workers in takers]
+        claims = [self._choose(role, workers).claim(prompt_tokens) for role, workers in takers]
         return Placement(claims[0] if len(claims) > 1 else None, claims[-1])
 
     def _roles_take(self) -> bool:

@@ -23,6 +23,7 @@ from twostroke.protocol.config import ClusterConfig
 from twostroke.protocol.errors import EngineDeadError, OverloadedError
 from twostroke.protocol.ids import ClientIds
 from twostroke.protocol.requests import GenerationRequest, Phase
+from twostroke.protocol.tokens import token_count
 
 _log = structlog.get_logger(__name__)
 
@@ -123,13 +124,13 @@ class RouterExecutor(GenerationExecutor):
         if request.key.client_id in self._lives:
             raise ValueError(f"client id {request.key.client_id:016x} is under way already")
         try:
-            self._dispatcher.check_room()
+            placement = self._dispatcher.admit(token_count(request.prompt_ids))
         except OverloadedError:
             self._metrics.refused.inc()
             raise
         life = RequestLife(self._context, request, sinks)
         self._lives[request.key.client_id] = life
-        life.start()
+        life.start(placement)
 
     def abort_request(self, client_id: int, index: int | None = None) -> None:
         """End a request, or one index of it, at every worker that it is on; see `GenerationExecutor`."""

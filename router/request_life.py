@@ -106,8 +106,11 @@ class RequestLife:
         self._ends_at_s = context.loop.time() + limit_s
         self._timer = context.loop.call_at(self._ends_at_s, self._time_is_up, limit_s)
 
-    def start(self) -> None:
-        """Look for workers; the end may come before this returns."""
+    def start(self, placement: Placement | None) -> None:
+        """Run on the workers that were found, or wait for some; the end may come before this returns."""
+        if placement is not None:
+            self.begin(placement)
+            return
         try:
             self._context.dispatcher.dispatch(self)
         except OverloadedError as error:
@@ -196,7 +199,8 @@ class RequestLife:
         for sequence, its_claim in zip(self.sequences, self._claims(claim), strict=True):
             sequence.context_leg = self._new_leg(sequence, phase, its_claim)
             legs.append(sequence.context_leg)
-        self._submit(msgspec.structs.replace(self.request, key=legs[0].key, phase=phase), legs)
+        request = msgspec.structs.replace(self.request, key=legs[0].key, phase=phase, deadline_s=self._time_left_s())
+        self._submit(request, legs)
         for sequence, leg in zip(self.sequences, legs, strict=True):
             if sequence.ended:
                 leg.give_up()  # given up before; the others are tried again, and the worker counts them all
@@ -204,9 +208,8 @@ class RequestLife:
     def _submit(self, request: GenerationRequest, legs: list[Leg]) -> None:
         """Send `request` to the legs' worker; what goes wrong fails them together."""
         worker, name = legs[0].claim.worker, legs[0].key
-        deadline_s = max(self._ends_at_s - self._context.loop.time(), 0.0)
         try:
-            worker.link.submit_to(msgspec.structs.replace(request, deadline_s=deadline_s), *legs)
+            worker.link.submit_to(request, *legs)
         except (EngineDeadError, OverloadedError) as error:
             # Nothing was sent, so any other worker will do, in any phase.
             _fail(legs, OverloadedError(f"worker {worker.address} cannot take request {name}: {error}"))
@@ -274,8 +277,12 @@ class RequestLife:
             generated_ids=self.request.generated_ids + sequence.first_tokens,
             phase=leg.phase,
             context_phase_params=sequence.params,
+            deadline_s=self._time_left_s(),
         )
         self._submit(request, [leg])
+
+    def _time_left_s(self) -> float:
+        return max(self._ends_at_s - self._context.loop.time(), 0.0)
 
     def _enter(self, sequence: Continuation, phase: LedgerPhase) -> None:
         """A sequence has gone on; the entry's phase is that of the one that is furthest."""

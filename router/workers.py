@@ -201,6 +201,9 @@ class WorkerSlot:
         self.move(WorkerState.ATTACHING, self.reason)
 
 
+_LIVE = (WorkerState.LIVE, "")
+
+
 def judge(link: WorkerLink, suspect_after_s: float) -> tuple[WorkerState, str]:
     """The state that an attached worker's health and silence speak for, and why.
 
@@ -212,4 +215,4 @@ def judge(link: WorkerLink, suspect_after_s: float) -> tuple[WorkerState, str]:
     silent_s = link.silence_s
     if silent_s >= suspect_after_s:
         return WorkerState.SUSPECT, f"silent for {silent_s:.1f} s"
-    return WorkerState.LIVE, ""
+    return _LIVE

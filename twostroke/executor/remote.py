@@ -68,6 +68,9 @@ _MOVES = {
 }
 
 
+_READY, _STARTING = Health(HealthState.READY), Health(HealthState.STARTING)  # asked for with every request
+
+
 class RemoteExecutor(GenerationExecutor):
     """An attached worker epoch; make one with `attach`.
 
@@ -213,7 +216,7 @@ class RemoteExecutor(GenerationExecutor):
         """How the attachment fares."""
         if self._pending.error is not None:
             return Health(HealthState.DEAD, str(self._pending.error))
-        return Health(HealthState.READY if self._state is _State.ATTACHED else HealthState.STARTING)
+        return _READY if self._state is _State.ATTACHED else _STARTING
 
     def shutdown(self, deadline_s: float | None = None) -> None:  # noqa: ARG002 - leaving never waits
         """Abort what is pending and leave; the worker goes on. `on_dead` is not called."""

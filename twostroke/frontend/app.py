@@ -10,7 +10,9 @@ GET  /openapi.json                             all of this, for programs
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -19,6 +21,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from twostroke.executor.base import GenerationExecutor, HealthState
 from twostroke.frontend import openapi
@@ -110,7 +113,11 @@ def create_app(
         for answer in (tokenizing.tokenize, tokenizing.detokenize)
     )
     probes = _Probes(executor, in_flight, registry)
-    app = Starlette(
+    generating: dict[str, ASGIApp] = {"/v1/completions": completions, "/v1/chat/completions": chat}
+    if options.api_keys is not None:
+        generating = {path: RequireApiKey(endpoint, options.api_keys) for path, endpoint in generating.items()}
+    app = _Frontend(
+        generating,
         routes=[
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/chat/completions", chat, methods=["POST"]),
@@ -129,6 +136,31 @@ def create_app(
     app.router.redirect_slashes = False  # a redirect is no answer to a POST; the path is simply unknown
     app.state.in_flight = in_flight
     return app
+
+
+class _Frontend(Starlette):
+    """The application; what generates is reached directly.
+
+    Its endpoints answer every error of theirs by themselves, and the middleware that does so for all others takes its
+    time on each chunk of a stream.
+
+    Args:
+        generating: Endpoints by path; they answer POST, and are among the routes too.
+        options: Starlette's.
+    """
+
+    def __init__(self, generating: Mapping[str, ASGIApp], **options: Any) -> None:
+        super().__init__(**options)
+        self._generating = generating
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http" and scope["method"] == "POST":
+            endpoint = self._generating.get(scope["path"])
+            if endpoint is not None:
+                await endpoint(scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
 
 
 def in_flight_of(app: Starlette) -> InFlight:

@@ -52,7 +52,7 @@ class ChatSurface:
     async def read(self, body: bytes, deadline_s: float) -> Submission:
         """Read and check a request body; see `Surface`."""
         fields = decode_body(_DECODER, body)
-        self._intake.check(fields)
+        model = self._intake.check(fields)
         if fields.echo:
             raise InvalidRequestError("echo is not supported in chats; use /v1/completions", "echo")
         wanted = WantedLogprobs(_logprobs(fields), prompt=fields.prompt_logprobs)
@@ -62,6 +62,7 @@ class ChatSurface:
         prompt = Prompt(await self._text.encode_chat(conversation), "messages")
         return self._intake.submission(
             fields,
+            model,
             [prompt],
             _limit(fields),
             wanted=wanted,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import cast
 
 import msgspec
 
@@ -43,7 +44,7 @@ class CompletionSurface:
     async def read(self, body: bytes, deadline_s: float) -> Submission:
         """Read and check a request body; see `Surface`."""
         fields = decode_body(_DECODER, body)
-        self._intake.check(fields)
+        model = self._intake.check(fields)
         if fields.tools:
             raise InvalidRequestError("tools are for chats; use /v1/chat/completions", "tools")
         constraint = await read_constraint(fields)
@@ -52,7 +53,7 @@ class CompletionSurface:
         limit = OutputLimit(fields.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS, least=0 if echo else 1)
         wanted = WantedLogprobs(fields.logprobs, fields.logprobs if echo else None, fields.prompt_logprobs)
         return self._intake.submission(
-            fields, prompts, limit, wanted=wanted, deadline_s=deadline_s, echo=echo, constraint=constraint
+            fields, model, prompts, limit, wanted=wanted, deadline_s=deadline_s, echo=echo, constraint=constraint
         )
 
     def writer(self, submission: Submission) -> AnswerWriter:
@@ -63,14 +64,13 @@ class CompletionSurface:
         """The prompts in any of OpenAI's four forms: text, texts, token ids, lists of token ids."""
         if isinstance(given, str):
             return [Prompt(await self._text.encode_text(given), "prompt", given)]
-        token_ids = [item for item in given if isinstance(item, int)]
+        if set(map(type, given)) <= {int}:  # the form with many entries
+            return [Prompt(cast("list[int]", given), "prompt")]
         lists = [item for item in given if isinstance(item, list)]
         texts = [item for item in given if isinstance(item, str)]
-        if len(given) not in (len(token_ids), len(lists), len(texts)):
+        if len(given) not in (len(lists), len(texts)):
             message = "prompt must hold one kind: texts, lists of token ids, or token ids"
             raise InvalidRequestError(message, "prompt")
-        if len(token_ids) == len(given):
-            return [Prompt(token_ids, "prompt")]
         if len(given) > MAX_PROMPTS:
             raise InvalidRequestError(f"prompt must hold at most {MAX_PROMPTS} prompts, not {len(given)}", "prompt")
         encoded = await self._text.encode_texts(texts) if texts else lists

@@ -45,8 +45,9 @@ class Exchange:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._writing = asyncio.Lock()  # events and comments come from different tasks
         self._writes = 0
+        self._writing = False
+        self._comment: asyncio.Task[None] | None = None
         self.state = State.OPEN
 
     async def body(self, limit: int) -> bytes:
@@ -104,12 +105,21 @@ class Exchange:
 
         Waits while the client reads slower than tokens come.
         """
-        async with self._writing:
-            self._writes += 1
+        if self._comment is not None:  # written by another task, and perhaps still being so
+            await asyncio.wait((self._comment,))
+            self._comment = None
+        await self._write(data, last=last)
+
+    async def _write(self, data: bytes, *, last: bool = False) -> None:
+        self._writes += 1
+        self._writing = True
+        try:
             if self.state is State.OPEN:
                 self.state = State.STREAMING  # before the write: from here on no status can be sent any more
                 await self._send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
             await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        finally:
+            self._writing = False
         if last and self.state is State.STREAMING:
             self.state = State.COMPLETE
 
@@ -120,14 +130,13 @@ class Exchange:
         The first comment starts the stream, so that a failure after it is an event and no status any more.
         """
         loop = asyncio.get_running_loop()
-        comment: asyncio.Task[None] | None = None
         timer: asyncio.TimerHandle
 
         def tick(writes_before: int) -> None:
-            nonlocal comment, timer
-            silent = self._writes == writes_before and not self._writing.locked()
+            nonlocal timer
+            silent = self._writes == writes_before and not self._writing
             if silent and self.state in (State.OPEN, State.STREAMING):
-                comment = loop.create_task(self.event(KEEP_ALIVE))
+                self._comment = loop.create_task(self._write(KEEP_ALIVE))
             timer = loop.call_later(period_s, tick, self._writes + (1 if silent else 0))
 
         timer = loop.call_later(period_s, tick, self._writes)
@@ -135,8 +144,8 @@ class Exchange:
             yield
         finally:
             timer.cancel()
-            if comment is not None:
-                comment.cancel()
+            if self._comment is not None:
+                self._comment.cancel()
 
     async def fail(self, error: BaseException) -> int:
         """End with `error`, in the form that the state asks for.

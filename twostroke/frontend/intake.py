@@ -91,8 +91,8 @@ class Intake:
         self._max_n = max_n
         self._text = text
 
-    def check(self, fields: SamplingFields) -> None:
-        """What can be refused before the prompt is tokenized.
+    def check(self, fields: SamplingFields) -> ServedModel:
+        """What can be refused before the prompt is tokenized; returns the model that is asked for.
 
         Raises:
             InvalidRequestError: A field is wrong, or asks for something that is not served.
@@ -100,16 +100,19 @@ class Intake:
             OverloadedError: The model is still loading.
             EngineDeadError: It never became ready.
         """
-        check_model(fields.model, served_model(self._executor))
+        model = served_model(self._executor)
+        check_model(fields.model, model)
         refuse_unserved(fields)
         choices_of(fields, self._max_n)
         stop_strings(fields.stop)
         stream_usage(fields)
         check_prompt_logprobs(fields)
+        return model
 
     def submission(
         self,
         fields: SamplingFields,
+        model: ServedModel,
         prompts: Sequence[Prompt],
         limit: OutputLimit,
         *,
@@ -123,6 +126,7 @@ class Intake:
 
         Args:
             fields: The request.
+            model: What `check` returned.
             prompts: Its prompts, at least one.
             limit: How long each output may be.
             wanted: Logprobs to report.
@@ -134,7 +138,6 @@ class Intake:
         Raises:
             InvalidRequestError: A prompt is empty or does not fit, or a value is outside its range.
         """
-        model = served_model(self._executor)
         sampling = read_sampling(fields, wanted, model, self._text)
         n = choices_of(fields, self._max_n)
         requests: list[GenerationRequest] = []

@@ -118,6 +118,9 @@ class OutputText:
         if options.echo is not None:
             self._detokenizer.push(list(options.prompt_ids[-CONTEXT_TOKENS:]))
             self._echoed = options.echo.held
+        # Nothing of it looks at single tokens: then outputs that wait together are decoded together.
+        self._plain = self._ids is None and not options.stop and options.echo is None and not options.only_echo
+        self._plain = self._plain and options.logprobs == NO_LOGPROBS
         self._length = 0
         self.token_count = 0
         self.cached_tokens = 0
@@ -130,6 +133,8 @@ class OutputText:
         Raises:
             InternalRequestError: The sequence ended in a hand-over, which only a router may see.
         """
+        if self._plain and outputs and outputs[0].logprobs is None:
+            return Piece(self._add_plain(outputs), finish_reason=self.finish_reason)
         text = "".join([self._add(output) for output in outputs if self.finish_reason is None])
         if not text and self.finish_reason is None:
             return Piece()
@@ -139,9 +144,25 @@ class OutputText:
         self._ids = None if self._ids is None else []
         return piece
 
+    def _add_plain(self, outputs: Sequence[SequenceOutput]) -> str:
+        """The text of `outputs` where text and counts are all that is asked for."""
+        last = outputs[-1]
+        if self.finish_reason is not None:
+            return ""
+        if outputs[0].cached_tokens is not None:
+            self.cached_tokens = outputs[0].cached_tokens
+        token_ids = unpack_tokens(last.token_ids if len(outputs) == 1 else b"".join(o.token_ids for o in outputs))
+        self.token_count += len(token_ids)
+        if last.finish_reason is None:
+            return self._detokenizer.push(token_ids)
+        _refuse_handover(last)
+        self.finish_reason = last.finish_reason
+        if _ends_silently(last, token_ids, self._options):
+            token_ids.pop()
+        return self._detokenizer.push(token_ids) + self._detokenizer.finish()
+
     def _add(self, output: SequenceOutput) -> str:
-        if output.finish_reason is FinishReason.HANDOVER:
-            raise InternalRequestError(f"sequence {output.key} was handed over, but nobody takes it on")
+        _refuse_handover(output)
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
         text = self._begin(output.prompt_logprobs)
@@ -173,8 +194,7 @@ class OutputText:
 
     def _decode(self, token_ids: list[int], output: SequenceOutput) -> str:
         """Decode up to a stop string: one token at a time, so that the count of tokens does not depend on batching."""
-        silent_last = output.stop_token_id is not None and token_ids[-1:] == [output.stop_token_id]
-        silent_last = silent_last and not self._options.include_stop
+        silent_last = _ends_silently(output, token_ids, self._options)
         step = 1 if self._options.stop or output.logprobs is not None else max(len(token_ids), 1)
         text = ""
         for start in range(0, len(token_ids), step):
@@ -183,7 +203,6 @@ class OutputText:
             self.token_count += len(new)
             if self._ids is not None:
                 self._ids += new
-            # A stop token ends the output and is not part of it, whether it is a special token or not.
             audible = new[:-1] if silent_last and start + step >= len(token_ids) else new
             text += self._watch(self._unechoed(self._detokenizer.push(audible)))
             if self.finish_reason is not None:
@@ -217,6 +236,18 @@ class OutputText:
             self._scored += [
                 ScoredToken(token_id, logprobs[start + n], self._length) for n, token_id in enumerate(token_ids)
             ]
+
+
+def _refuse_handover(output: SequenceOutput) -> None:
+    if output.finish_reason is FinishReason.HANDOVER:
+        raise InternalRequestError(f"sequence {output.key} was handed over, but nobody takes it on")
+
+
+def _ends_silently(output: SequenceOutput, token_ids: list[int], options: OutputOptions) -> bool:
+    """Whether the last token is no part of the text: a stop token ends it, whether it is a special token or not."""
+    if output.stop_token_id is None or options.include_stop:
+        return False
+    return token_ids[-1:] == [output.stop_token_id]
 
 
 def _cut(logprobs: PromptTokenLogprobs, count: int) -> PromptTokenLogprobs:

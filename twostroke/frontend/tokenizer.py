@@ -10,7 +10,7 @@ from typing import TypeVar
 from tokenizers import Tokenizer
 
 from twostroke.frontend.chat_template import ChatTemplate, Conversation
-from twostroke.frontend.detokenizer import Detokenizer, TextStream
+from twostroke.frontend.detokenizer import ByteDetokenizer, Detokenizer, TextStream
 from twostroke.frontend.space_cleanup import SpaceCleanup, clean_up_spaces
 from twostroke.frontend.token_bytes import TokenBytes, byte_tokens
 from twostroke.frontend.tokenizer_files import SamplingDefaults, read_tokenizer_files
@@ -110,7 +110,7 @@ class TextModel:
 
     def detokenizer(self) -> TextStream:
         """A fresh incremental decoder for one sequence."""
-        detokenizer = Detokenizer(self)
+        detokenizer = ByteDetokenizer(self._bytes.decoded) if self._bytes.byte_level else Detokenizer(self)
         return SpaceCleanup(detokenizer) if self._clean_up_spaces else detokenizer
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:

@@ -74,20 +74,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
+        # Runs for every request, more than once: what is plainly right is seen without making any text of it.
+        max_tokens = self.max_tokens
+        _require(max_tokens is None or max_tokens >= 1, "max_tokens", max_tokens, "at least 1")
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
-        if self.max_tokens is not None:
-            most = f"at most max_tokens ({self.max_tokens})"
-            _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, most)
+        if max_tokens is not None and self.min_tokens > max_tokens:
+            raise ValueError(f"min_tokens must be at most max_tokens ({max_tokens}), not {self.min_tokens}")
         _require(0.0 <= self.temperature <= MAX_TEMPERATURE, "temperature", self.temperature, "from 0 to 100")
         _require(self.top_k >= 0, "top_k", self.top_k, "at least 0 (0 keeps all tokens)")
         _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1")
         _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "from 0 to 1")
-        _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"from 0 to {MAX_SEED}")
-        _require_penalties(self)
-        _require_lists(self)
-        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            _require(count is None or 0 <= count <= MAX_LOGPROBS, name, count, f"from 0 to {MAX_LOGPROBS}")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ValueError(f"seed must be from 0 to {MAX_SEED}, not {self.seed}")
+        if self.penalized:
+            _require_penalties(self)
+        if self.stop_token_ids or self.logit_bias or self.bad_words:
+            _require_lists(self)
+        if self.logprobs is not None or self.prompt_logprobs is not None:
+            _require_logprobs(self)
 
     def for_index(self, index: int) -> Self:
         """The parameters of sequence `index` of a request for several: only its seed differs, by the index.
@@ -140,6 +144,11 @@ def _require_lists(params: SamplingParams) -> None:
             f"{len(word)} tokens",
             f"sequences of 1 to {MAX_BAD_WORD_TOKENS} tokens",
         )
+
+
+def _require_logprobs(params: SamplingParams) -> None:
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        _require(count is None or 0 <= count <= MAX_LOGPROBS, name, count, f"from 0 to {MAX_LOGPROBS}")
 
 
 def _require(ok: bool, field: str, value: object, range_text: str) -> None:  # noqa: FBT001 - a predicate

@@ -32,11 +32,12 @@ def unpack_tokens(buffer: bytes) -> list[int]:
     """
     if len(buffer) % TOKEN_BYTES:
         raise ProtocolError(f"a token buffer of {len(buffer)} bytes is not a whole number of int32 values")
-    tokens = array("i")
-    tokens.frombytes(buffer)
     if sys.byteorder == "big":
+        tokens = array("i")
+        tokens.frombytes(buffer)
         tokens.byteswap()
-    return tokens.tolist()
+        return tokens.tolist()
+    return memoryview(buffer).cast("i").tolist()  # half the time of an array, for the few tokens of one output
 
 
 def token_count(buffer: bytes) -> int:
