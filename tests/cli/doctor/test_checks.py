@@ -1,5 +1,6 @@
 """From facts to findings, over made-up hosts."""
 
+import msgspec
 import pytest
 
 from kvtransfer.backend import MemoryKind
@@ -36,31 +37,50 @@ def _only(findings: list[Finding], name: str) -> Finding:
     return finding
 
 
+CPU_TORCH = GpuFacts("2.13+cpu", None)
+CUDA_TORCH = GpuFacts("2.13", "13.0")
+ONE_GPU = GpuFacts("2.13", "13.0", triton=True, gpus=(H200,))
+TWO_GPUS = GpuFacts("2.13", "13.0", triton=True, gpus=(H200, H200))
+ALL_CPU = parse_config({"context": {"device": "cpu"}, "generation": {"device": "cpu"}}, "test")
+ASKS_FOR_CUDA = parse_config({"context": {"device": "cuda"}}, "test")
+
+
 @pytest.mark.parametrize(
     ("facts", "devices", "status", "words"),
     [
-        (GpuFacts("2.13+cpu", None), 0, Status.NOTE, "none; the engine runs on the CPU"),
-        (GpuFacts("2.13+cpu", None), 2, Status.WARNING, "2 NVIDIA device files, but torch 2.13+cpu is built for CPUs"),
-        (GpuFacts("2.13", "13.0"), 1, Status.WARNING, "torch 2.13 (CUDA 13.0) sees no GPU"),
-        (GpuFacts("2.13", "13.0", (H200,)), 1, Status.OK, "0: NVIDIA H200, sm_90, 139.0 GiB of 140.0 GiB free"),
+        (CPU_TORCH, 0, Status.NOTE, "none; the engine runs on the CPU"),
+        (CPU_TORCH, 2, Status.WARNING, "2 NVIDIA device files, but torch 2.13+cpu, built for CPUs, sees no GPU"),
+        (CUDA_TORCH, 1, Status.WARNING, "torch 2.13, built for CUDA 13.0, sees no GPU"),
+        (ONE_GPU, 1, Status.OK, "0: NVIDIA H200, sm_90, 139.0 GiB of 140.0 GiB free"),
         (ProbeFault("was ended by SIGSEGV"), 1, Status.PROBLEM, "asked torch for GPUs was ended by SIGSEGV"),
     ],
 )
 def test_gpus(facts: GpuFacts | ProbeFault, devices: int, status: Status, words: str) -> None:
     """None is no fault; a GPU that torch cannot use is, and so is a driver that kills whoever asks."""
-    finding = check_gpus(facts, HostFacts(nvidia_devices=devices))[0]
+    finding = check_gpus(facts, HostFacts(nvidia_devices=devices), ClusterConfig())[0]
     assert (finding.name, finding.status) == ("gpu.devices", status)
     assert words in finding.found
     assert bool(finding.todo) is (status in {Status.WARNING, Status.PROBLEM})
 
 
+def test_what_the_configuration_asks_of_gpus() -> None:
+    """`cuda` without a GPU cannot be served; with `cpu`, what is there is not used."""
+    (absent,) = check_gpus(CPU_TORCH, HostFacts(), ASKS_FOR_CUDA)
+    assert absent.status is Status.PROBLEM
+    assert "set device: cpu" in absent.todo
+    unused = _only(check_gpus(TWO_GPUS, HostFacts(), ALL_CPU), "gpu.kernels")
+    assert unused.status is Status.NOTE
+    without_triton = GpuFacts("2.13", "13.0", gpus=(H200,))
+    assert _only(check_gpus(without_triton, HostFacts(), ClusterConfig()), "gpu.kernels").status is Status.PROBLEM
+
+
 def test_peer_access() -> None:
     """Said where there are two GPUs or more; each pair that is cut off is named."""
-    two = GpuFacts("2.13", "13.0", (H200, H200))
-    assert [finding.name for finding in check_gpus(GpuFacts("2.13", "13.0", (H200,)), HostFacts())] == ["gpu.devices"]
-    assert _only(check_gpus(two, HostFacts()), "gpu.peer_access").status is Status.OK
-    cut = GpuFacts("2.13", "13.0", (H200, H200), unreachable=((0, 1), (1, 0)))
-    finding = _only(check_gpus(cut, HostFacts()), "gpu.peer_access")
+    names = [finding.name for finding in check_gpus(ONE_GPU, HostFacts(), ClusterConfig())]
+    assert names == ["gpu.devices", "gpu.kernels"]
+    assert _only(check_gpus(TWO_GPUS, HostFacts(), ClusterConfig()), "gpu.peer_access").status is Status.OK
+    cut = msgspec.structs.replace(TWO_GPUS, unreachable=((0, 1), (1, 0)))
+    finding = _only(check_gpus(cut, HostFacts(), ClusterConfig()), "gpu.peer_access")
     assert finding.status is Status.WARNING
     assert "from 0 to 1, 1 to 0" in finding.found
 

@@ -42,7 +42,7 @@ def test_an_answer_comes_through_the_chatter_of_libraries(module: Path) -> None:
     """The question goes in as JSON; only the answer comes out."""
     module.write_text(ANSWER)
     assert _run(question=GpuFacts("2.13", None)) == Protocol(
-        "said", '{"torch":"2.13","cuda":null,"gpus":[],"unreachable":[]}'
+        "said", '{"torch":"2.13","cuda":null,"triton":false,"gpus":[],"unreachable":[]}'
     )
 
 

@@ -30,7 +30,7 @@ GIB = 1 << 30
 UCX = UcxFacts("1.21.0", "/site/libucp.so", verbs=False)
 HOST = HostFacts(("ucxx-cu13 0.52.0",), "ucxx", net_devices=("eth0", "eth1"), memory=64 * GIB)
 MODEL = ModelFacts(ServedModel("llama", 2, "float32", 512, 300, GIB, 1 << 20), vocabulary=300, chat_template=True)
-TWO_GPUS = GpuFacts("2.13", "13.0", (Gpu("H200", "9.0", 140 * GIB, 139 * GIB),) * 2)
+TWO_GPUS = GpuFacts("2.13", "13.0", triton=True, gpus=(Gpu("H200", "9.0", 140 * GIB, 139 * GIB),) * 2)
 
 
 @dataclass
@@ -112,6 +112,15 @@ async def test_a_host_with_gpus_and_a_network() -> None:
     assert "cuda_ipc" in found["ucx.transports.cuda.same_host"].found
     assert found["ucx.transports.cuda.across_hosts"].status is Status.WARNING
     assert "which leaves a KV cache" in found["model.memory"].found
+
+
+async def test_gpus_that_no_role_computes_on() -> None:
+    """Blocks lie in host memory then, and so must the model."""
+    config = parse_config({"context": {"device": "cpu"}, "generation": {"device": "cpu"}}, "test")
+    system = FakeSystem(gpus=TWO_GPUS)
+    found = _by_name(await examine(Patient(config, HOST), system.run))
+    assert {question.memory for question in system.asked} == {MemoryKind.HOST}
+    assert "can be used" in found["model.memory"].found
 
 
 async def test_a_driver_that_kills_whoever_asks_leaves_the_rest_standing() -> None:

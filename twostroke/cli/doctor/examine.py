@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvtransfer.backend import MemoryKind
 from kvtransfer.options import SharedMemory, TransferOptions
 from kvtransfer.transports import allowed_transports
-from twostroke.cli.doctor.checks.gpu import check_gpus
+from twostroke.cli.doctor.checks.gpu import check_gpus, on_gpu
 from twostroke.cli.doctor.checks.host import check_host
 from twostroke.cli.doctor.checks.model import check_gpu_memory, check_host_memory, check_model, no_model
 from twostroke.cli.doctor.checks.ucx import Route, check_binding, check_library, check_route, unreachable_route
@@ -64,15 +64,15 @@ async def examine(patient: Patient, run: RunProbe) -> list[Finding]:
         asked_model = tasks.create_task(_ask_model(patient, run))
         asked_routes = tasks.create_task(_ask_routes(MemoryKind.HOST, patient, run))
     gpus, model, travelled = asked_gpus.result(), asked_model.result(), asked_routes.result()
-    found_gpus = gpus.gpus if isinstance(gpus, GpuFacts) else ()
-    if found_gpus:
+    used_gpus = gpus.gpus if isinstance(gpus, GpuFacts) and on_gpu(patient.config) else ()
+    if used_gpus:
         travelled += await _ask_routes(MemoryKind.CUDA, patient, run)
     return [
-        *check_gpus(gpus, patient.host),
+        *check_gpus(gpus, patient.host, patient.config),
         check_binding(patient.host),
         *_check_ucx(travelled),
         *check_host(patient.host, _loaded_ucx(travelled), patient.config.frontend.max_in_flight),
-        *_check_model(patient, model, found_gpus),
+        *_check_model(patient, model, used_gpus),
     ]
 
 

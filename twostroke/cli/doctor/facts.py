@@ -38,12 +38,14 @@ class GpuFacts(msgspec.Struct, frozen=True):
     Attributes:
         torch: Version of torch.
         cuda: CUDA version that torch was built for; None for a CPU build.
+        triton: Whether Triton can be imported; the GPU's kernels are written in it.
         gpus: In torch's order.
         unreachable: Pairs (from, to) of GPUs that cannot read each other's memory.
     """
 
     torch: str
     cuda: str | None
+    triton: bool = False
     gpus: tuple[Gpu, ...] = ()
     unreachable: tuple[tuple[int, int], ...] = ()
 

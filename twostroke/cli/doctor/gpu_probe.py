@@ -1,5 +1,6 @@
 """Child of the doctor: what torch says of GPUs. Imports torch and wakes the driver, both of which may fail badly."""
 
+import importlib.util
 import itertools
 
 import msgspec
@@ -13,7 +14,13 @@ def look_at_gpus() -> GpuFacts:
     """All GPUs and which of them reach each other."""
     numbers = range(torch.cuda.device_count())
     unreachable = [pair for pair in itertools.permutations(numbers, 2) if not torch.cuda.can_device_access_peer(*pair)]
-    return GpuFacts(str(torch.__version__), torch.version.cuda, tuple(map(_gpu, numbers)), tuple(unreachable))
+    return GpuFacts(
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda,
+        triton=importlib.util.find_spec("triton") is not None,
+        gpus=tuple(map(_gpu, numbers)),
+        unreachable=tuple(unreachable),
+    )
 
 
 def _gpu(number: int) -> Gpu:
