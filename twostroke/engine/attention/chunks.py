@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from twostroke.engine.attention.contract import AttentionForm, ChunkSpan
+from twostroke.engine.processor import multiplies_bfloat16
 
 QUERY_TILE = 256
 
@@ -27,6 +28,8 @@ class ChunkAttention:
         self._block_size = cache.shape[4]
         count = -(-(span.start + span.tokens) // self._block_size)
         self._table = blocks[span.first_block : span.first_block + count]
+        slow = cache.dtype is torch.bfloat16 and not multiplies_bfloat16()
+        self._dtype = torch.float32 if slow else cache.dtype
         self._masks: dict[tuple[int, int | None], torch.Tensor] = {}  # by tile and window: layers share them
 
     def attend(
@@ -35,8 +38,9 @@ class ChunkAttention:
         """Attend; `query`, `key` and `value` are the chunk's own, [tokens, heads or kv_heads, head_dim].
 
         Returns:
-            [heads, tokens, head_dim].
+            [heads, tokens, head_dim], in the type that this processor multiplies well.
         """
+        query, key, value = query.to(self._dtype), key.to(self._dtype), value.to(self._dtype)
         whole = self._span.start == 0 and (form.window is None or self._span.tokens <= form.window)
         if whole and form.softcap is None:
             return _library_attention(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), form, None)
@@ -55,7 +59,7 @@ class ChunkAttention:
     def _gather(self, layer: int, first: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V from block number `first` of the table on, each [kv_heads, tokens, head_dim]."""
         tiles = self._cache[self._table[first:], :, layer]  # [block, kv_head, 2, token, head_dim]
-        keys, values = tiles.permute(2, 1, 0, 3, 4).flatten(2, 3)
+        keys, values = tiles.to(self._dtype).permute(2, 1, 0, 3, 4).flatten(2, 3)
         return keys, values
 
     def _mask(self, begin: int, tokens: int, first: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:

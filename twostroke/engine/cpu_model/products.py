@@ -15,6 +15,7 @@ from twostroke.engine.compiled_numbers import Array, as_array
 from twostroke.engine.compiling import Kernel
 from twostroke.engine.cpu_model.plain_decoder import Projection
 from twostroke.engine.cpu_model.row_products import make_multiply_kernel
+from twostroke.engine.processor import multiplies_bfloat16
 from twostroke.engine.sharing import Team
 
 MANY_ROWS = 48
@@ -68,7 +69,7 @@ def choose_products(dtype: torch.dtype, projections: list[Projection], team: Tea
         team: Shares the compiled loops.
     """
     odd = any(one.weight.shape[0] % OUTPUTS or one.weight.shape[1] % LANES for one in projections)
-    if dtype is not torch.bfloat16 or odd or torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 - no other way
+    if dtype is not torch.bfloat16 or odd or multiplies_bfloat16():
         return ProductMaker(dtype, library_product)
     widening = WideningProducts(team)
     return ProductMaker(torch.float32, widening.make)
