@@ -157,13 +157,20 @@ def hand_over(roles: TwoRoles, asker: Asker, ttft: list[float]) -> float:
 
 
 def ttft_while_stopped(roles: TwoRoles, asker: Asker) -> float:
-    """Time to first token while nobody can ask for the KV cache; the worker goes on before the router misses it."""
+    """Time to first token while nobody can ask for the KV cache; the worker goes on before the router misses it.
+
+    The hand-over that follows is waited for, so that its parts are not taken for the next one's.
+    """
+    before = scrape(roles.context), scrape(roles.generation)
     os.kill(roles.generation_pid, signal.SIGSTOP)
     goes_on = functools.partial(os.kill, roles.generation_pid, signal.SIGCONT)
     try:
-        return ttft_ms(asker.ask(roles.url, OUTPUT_TOKENS, goes_on))
+        record = asker.ask(roles.url, OUTPUT_TOKENS, goes_on)
     finally:
         goes_on()
+    await_next(roles.context, before[0], HandoverPart.FLUSH)
+    await_next(roles.generation, before[1], HandoverPart.FIRST_STEP)
+    return ttft_ms(record)
 
 
 @dataclass(slots=True)
