@@ -1,6 +1,6 @@
 """How much do long prompts disturb the streams that run, with prefill and decode apart and in one engine?
 
-    python -m benchmarks.interference [--rounds 2] [--streams 6] [--prompt 1024] [--no-sweep]
+    python -m benchmarks.interference [--rounds 2] [--streams 6] [--prompt 768] [--no-sweep]
 
 Two engine threads for everyone, on the demo model:
 
@@ -147,9 +147,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="of the three that are compared (%(default)s)")
     parser.add_argument("--dtype", default="bfloat16", help="of the model (%(default)s)")
     parser.add_argument("--streams", type=int, default=6, help="streams that run all the time (%(default)s)")
-    parser.add_argument("--prompt", type=int, default=1024, help="tokens of a long prompt (%(default)s)")
+    parser.add_argument("--prompt", type=int, default=768, help="tokens of a long prompt (%(default)s)")
     parser.add_argument("--output", type=int, default=8, help="tokens of the answer to one (%(default)s)")
-    parser.add_argument("--arrivals", type=int, default=6, help="long prompts in a round (%(default)s)")
+    parser.add_argument("--arrivals", type=int, default=5, help="long prompts in a round (%(default)s)")
     parser.add_argument("--busy", type=float, default=0.7, help="share of its time that prefill takes (%(default)s)")
     parser.add_argument("--no-sweep", action="store_true", help="leave out the contenders that are only reported")
     output_options(parser)

