@@ -26,6 +26,8 @@ from twostroke.ipc.supervise import PARENT_PID_VARIABLE, READY_FD_VARIABLE, Part
 
 START_S = 180.0
 STOP_S = 15.0
+PATIENCE_S = 60.0
+"""A router that a busy machine keeps from running would else take its workers for dead."""
 
 Document = Mapping[str, object]
 """A configuration as YAML has it."""
@@ -56,10 +58,11 @@ def running_cluster(model: Path, folder: Path, document: Document) -> Iterator[R
     Args:
         model: What is served.
         folder: Logs and the configuration go there.
-        document: The configuration; the router's port is a free one unless it says another.
+        document: The configuration; the router takes a free port and is patient unless it says otherwise.
     """
     arguments = ["--model", str(model), "--log-dir", str(folder)]
-    with _running("up", {"router": {"port": 0}, **document}, folder, arguments) as cluster:
+    router = {"port": 0, "suspect_after_s": PATIENCE_S, "dead_after_s": PATIENCE_S}
+    with _running("up", {"router": router, **document}, folder, arguments) as cluster:
         yield cluster
 
 
