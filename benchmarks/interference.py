@@ -32,6 +32,7 @@ USUAL_CHUNKS = (512, 2048)
 OTHER_CHUNKS = (64, 128, 256, 1024)
 P99 = "gap between tokens, p99"
 STREAM_PROMPT = 64
+THREADS = 2
 LIMIT = 0.35
 AIM = 0.2
 MS = 1e3
@@ -50,16 +51,21 @@ class Contender:
     chunk: int | None = None
     servers: int = 1
 
+    @property
+    def threads(self) -> int:
+        """Of each of its engines."""
+        return 1 if self.chunk is None else THREADS // self.servers
+
     @contextmanager
     def running(self, model: Path, dtype: str, folder: Path) -> Iterator[list[str]]:
         """Start it; the URLs that it serves at."""
         common = {"model": {"dtype": dtype}}
         with ExitStack() as stack:
             if self.chunk is None:
-                roles = {role: {"threads": 1} for role in ("context", "generation")}
+                roles = {role: {"threads": self.threads} for role in ("context", "generation")}
                 yield [stack.enter_context(running_cluster(model, folder, {**common, **roles})).url]
                 return
-            engine = {"port": 0, "threads": 2 // self.servers, "max_batched_tokens": self.chunk}
+            engine = {"port": 0, "threads": self.threads, "max_batched_tokens": self.chunk}
             document = {**common, "aggregated": engine}
             folders = [folder / f"server-{number}" for number in range(self.servers)]
             yield [stack.enter_context(running_server(model, one, document)).url for one in folders]
