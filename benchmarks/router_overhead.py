@@ -14,6 +14,7 @@ import asyncio
 import functools
 import os
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ import uvloop
 from benchmarks.http_load import Connection, ask_in_turn, connect
 from benchmarks.processes import cpu_us
 from benchmarks.report import Absence, Better, Report, interleave, output_options, publish
-from benchmarks.router_contenders import TWOSTROKE, Contender, twostroke
+from benchmarks.router_contenders import TEXT, TWOSTROKE, Contender, twostroke
 from benchmarks.router_peers import (
     DYNAMO,
     SGLANG_ROUTER,
@@ -36,17 +37,24 @@ from benchmarks.router_peers import (
     vllm_router,
 )
 from twostroke.cli.model.commands import fetch_with_progress
+from twostroke.frontend.tokenizer import TextModel
 
 CLIENTS = 32
 STEP_MS = 20
 PEERS = Path(os.environ.get("TWOSTROKE_PEERS", "peers"))
 PACED_STREAMS = (64, 256)
+NOTES = (
+    "CPU time of all threads of the router's process, from schedstat; nothing is subtracted.",
+    "The Rust routers neither tokenize nor detokenize, and count no tokens. sglang-router takes text prompts only.",
+    "Dynamo's mocker keeps a pace of its own, about 20 ms a token where the processor allows it.",
+)
 RUST = (VLLM_ROUTER, SGLANG_ROUTER)
 _BEGIN_S = 1.0
 """Paced streams are measured once all of them have run for so long."""
 _OWN_CHUNK = 0.9
 """Tokens that come while a router does not get the processor share a chunk; a figure with many of those is none."""
 _TRIES = 3
+_TOKENIZED = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +123,17 @@ def _events(connections: list[Connection]) -> int:
     return sum(connection.events for connection in connections)
 
 
+def tokenizing(model: Path, tokens: int) -> float:
+    """CPU microseconds for a prompt of `tokens` tokens given as text, which is no part of the other figures."""
+    text = TextModel.load(model)
+    prompt = text.decode(text.encode(TEXT * tokens, add_special_tokens=False)[:tokens])
+    text.encode(prompt, add_special_tokens=True)
+    before = time.process_time()
+    for _ in range(_TOKENIZED):
+        text.encode(prompt, add_special_tokens=True)
+    return (time.process_time() - before) / _TOKENIZED * 1e6
+
+
 Measure = Callable[[Contender], float]
 
 
@@ -176,7 +195,7 @@ def main() -> None:
     settings |= {"prompt_tokens": sizes.prompt_tokens, "requests": sizes.requests, "paced_s": sizes.paced_s}
     report = Report("router_overhead", "How much processor time does a router spend on what it passes on?", settings)
     model = arguments.model or fetch_with_progress()
-    report.notes.append("CPU time of all threads of the router's process, from the kernel; nothing is subtracted.")
+    report.notes += NOTES
     with ExitStack() as stack, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         contenders = start(arguments.peers, model, stack, report)
         for contender in contenders:
@@ -185,6 +204,10 @@ def main() -> None:
             bound = {one.name: functools.partial(measure, one) for one in contenders}
             report.add(case, "us", interleave(arguments.rounds, bound, case))
             compare(report, case, [one.name for one in contenders])
+    case = f"tokenizing a prompt of {sizes.prompt_tokens} tokens"
+    report.add(
+        case, "us", interleave(arguments.rounds, {TWOSTROKE: lambda: tokenizing(model, sizes.prompt_tokens)}, case)
+    )
     publish(report, arguments.out)
 
 
