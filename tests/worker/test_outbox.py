@@ -23,6 +23,21 @@ def test_messages_come_out_in_order_and_wake_the_reader() -> None:
     assert len(wakes) == 2
 
 
+def test_what_is_written_while_the_reader_takes_wakes_it_anew() -> None:
+    """A fast engine cannot keep the reader from its other work, and nothing stays behind unnoticed."""
+    wakes: list[None] = []
+    outbox = Outbox(capacity=8, wake=lambda: wakes.append(None))
+    first, second = (Outgoing(4, ResponseBatch(epoch, [])) for epoch in range(2))
+    outbox.respond(4, first.batch)
+    taking = outbox.take()
+    assert next(taking) == first
+    outbox.respond(4, second.batch)
+    wakes.clear()
+    assert list(taking) == []
+    assert len(wakes) == 1
+    assert list(outbox.take()) == [second]
+
+
 def test_a_writer_goes_on_when_there_is_room_again() -> None:
     """A full box holds the writer up until the reader takes something; no message is lost or woken for in vain."""
     woken = threading.Event()

@@ -26,12 +26,12 @@ class OutboxStuckError(RuntimeError):
 class Outbox:
     """A bounded queue from the engine thread to the I/O thread.
 
-    Both ends rely on a deque's `append` and `popleft` being atomic, so that a message costs no lock. The reader takes
-    until nothing is left, so only the message that finds the queue empty has to wake it.
+    Both ends rely on a deque's `append` and `popleft` being atomic, so that a message costs no lock. The message that
+    finds the queue empty wakes the reader, and the reader itself does where it left some.
 
     Args:
         capacity: Messages that may wait at most.
-        wake: Called after a message was put into the empty queue; thread-safe.
+        wake: Makes the reader call `take` soon; thread-safe.
     """
 
     def __init__(self, capacity: int, wake: Callable[[], None]) -> None:
@@ -53,11 +53,14 @@ class Outbox:
             self._wake()
 
     def take(self) -> Iterator[Outgoing]:
-        """All waiting messages, oldest first, until none is left; never waits."""
-        while self._messages:
+        """The messages that wait now, oldest first; never waits. What comes meanwhile is left for the next call."""
+        # A bound, since an engine of short steps could else keep the reader here, away from requests and heartbeats.
+        for _ in range(len(self._messages)):
             yield self._messages.popleft()
             if not self._has_room.is_set():
                 self._has_room.set()
+        if self._messages:
+            self._wake()
 
     def _await_room(self) -> None:
         self._has_room.clear()
