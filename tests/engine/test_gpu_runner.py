@@ -4,12 +4,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from structlog.testing import capture_logs
 
 from tests.support.recording_device import RecordingDevice
 from tests.support.tiny_models import save_tiny_model
 from twostroke.engine.gpu_runner import GpuRunner, largest_step
 from twostroke.engine.interfaces import SequenceSlice, StepPlan
-from twostroke.engine.model_runner import ModelRunner
+from twostroke.engine.kv_cache import KVCache
+from twostroke.engine.model_loader import load_model
+from twostroke.engine.model_runner import ModelRunner, cache_geometry
+from twostroke.engine.samplers import sampler_for
 from twostroke.protocol.config import KVCacheConfig, ModelConfig
 from twostroke.protocol.errors import ConfigError
 from twostroke.protocol.sampling import SamplingParams
@@ -46,6 +51,19 @@ def test_steps_give_the_tokens_of_the_cpu(folder: Path) -> None:
     assert [step.replays for step in device.captured] == [2, 1]
 
 
+def test_a_model_that_cannot_be_captured_is_served_without_graphs(folder: Path) -> None:
+    """Its layers ask for a value on the host: a warning, and no graphs."""
+    model = load_model(ModelConfig(path=str(folder)))
+    model.module.register_forward_pre_hook(_look_at_weights)
+    runner = GpuRunner(model, KVCache(cache_geometry(model, BLOCK_SIZE), 8), sampler_for(torch.device("cpu")))
+    with capture_logs() as logs:
+        runner.capture(RecordingDevice(), 2)
+    assert [entry["log_level"] for entry in logs] == ["warning"]
+    assert "needs the host" in logs[0]["reason"]
+    part = SequenceSlice(0, [3], 0, [0], True, SamplingParams(temperature=0.0), 0)
+    assert len(runner.run(StepPlan([part])).tokens) == 1
+
+
 def test_a_gpu_without_room_is_refused(folder: Path) -> None:
     """Before anything else is made."""
     device = RecordingDevice(free_bytes=BLOCK_BYTES, peak_bytes=1000)
@@ -62,6 +80,10 @@ def test_the_largest_step_uses_the_whole_budget() -> None:
         assert plan.tokens == budget
         assert max(len(part.token_ids) for part in plan.slices) <= 48
         assert len(plan.slices) >= min(budget, sequences)
+
+
+def _look_at_weights(module: torch.nn.Module, _arguments: object) -> None:
+    assert next(module.parameters()).sum().item() != 0.0
 
 
 def _plans(made: list[list[int]]) -> Iterator[StepPlan]:

@@ -20,18 +20,26 @@ from twostroke.engine.device.cpu import CpuDevice
 _aten = torch.ops.aten
 _HOST_VALUES = {
     _aten._local_scalar_dense.default,
+    _aten.item.default,
+    _aten.is_nonzero.default,
     _aten.nonzero.default,
+    _aten.nonzero_numpy.default,
+    _aten.argwhere.default,
+    _aten.where.default,
     _aten.masked_select.default,
+    _aten.repeat_interleave.Tensor,
+    _aten.bincount.default,
     _aten.equal.default,
+    _aten.allclose.default,
     _aten.lift_fresh.default,
 }
-"""Operations that wait for the device, or bring a value to it."""
+"""Operations that wait for the device, or bring a value to it; some are made of others, but not in inference mode."""
 _INDEXING = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default}
 """Operations that count their result on the host where an index is a mask."""
 
 
-class NotCapturableError(Exception):
-    """The step does something that a graph cannot replay."""
+class NotCapturableError(RuntimeError):
+    """The step does something that a graph cannot replay; torch raises a `RuntimeError` for such steps too."""
 
 
 @dataclass

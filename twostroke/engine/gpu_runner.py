@@ -5,7 +5,8 @@ Loading it:
     weights to the GPU -> the largest step over a cache of one block, measured -> the cache takes a share of what is
     left -> check against the model library's own attention -> decode steps captured as graphs
 
-A step of decodes is a replay (`decode_graphs`); any other step starts its kernels one by one.
+A step of decodes is a replay (`decode_graphs`); any other step starts its kernels one by one, and so does every step of
+a model that cannot be captured (experts that are chosen on the host): it is served all the same, with a warning.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Self
 
+import structlog
 import torch
 
 from twostroke.engine.attention.gpu import TritonAttention
@@ -29,6 +31,7 @@ from twostroke.engine.prompt_scoring import score_prompts
 from twostroke.engine.sampler import draws
 from twostroke.engine.samplers import Sampler, sampler_for
 from twostroke.engine.self_check import self_check
+from twostroke.engine.token_history import TokenHistory
 from twostroke.protocol.config import KVCacheConfig, ModelConfig
 from twostroke.protocol.sampling import SamplingParams
 
@@ -98,17 +101,24 @@ class GpuRunner:
 
     @torch.inference_mode()
     def capture(self, device: GraphDevice, most: int) -> None:
-        """Capture decode steps of up to `most` sequences; writes nothing into the cache."""
+        """Capture decode steps of up to `most` sequences, where the model allows; writes nothing into the cache."""
         module = self._model.module
-        self._graphs = DecodeGraphs(
-            device,
-            partial(forward, module),
-            self._attention,
-            [*module.parameters(), *module.buffers(), self._cache.tensor],
-            most,
-            self._model.max_model_len,
-            self._cache.geometry.block_size,
-        )
+        try:
+            self._graphs = DecodeGraphs(
+                device,
+                partial(forward, module),
+                self._attention,
+                [*module.parameters(), *module.buffers(), self._cache.tensor],
+                most,
+                self._model.max_model_len,
+                self._cache.geometry.block_size,
+            )
+        except RuntimeError as error:
+            structlog.get_logger(__name__).warning(
+                "decode steps cannot be captured, so each starts its kernels one by one, which is slow",
+                model=type(module).__name__,
+                reason=str(error),
+            )
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -126,8 +136,19 @@ class GpuRunner:
 
 
 def largest_step(max_batched_tokens: int, max_sequences: int, max_model_len: int, block_size: int) -> StepPlan:
-    """The step that takes the most memory: as many tokens as may be, each with logits; all in block 0."""
-    params = SamplingParams(top_p=0.9, logprobs=1, prompt_logprobs=1)
+    """The step that takes the most memory: as many tokens as may be, each with logits; all in block 0.
+
+    Its rows ask for every step of sampling, so that the kernels are compiled before requests come.
+    """
+    params = SamplingParams(
+        top_k=50,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        logit_bias=((0, 1.0),),
+        logprobs=1,
+        prompt_logprobs=1,
+    )
     decodes = min(max_sequences, max_batched_tokens) - 1
     lengths = [1] * decodes
     left = max_batched_tokens - decodes
@@ -144,6 +165,7 @@ def largest_step(max_batched_tokens: int, max_sequences: int, max_model_len: int
                 sample=True,
                 sampling=params,
                 output_index=0,
+                history=TokenHistory([0], [0]),
                 prompt_targets=[0] * (length - 1),
             )
             for length in lengths
