@@ -80,7 +80,7 @@ def add_parts(report: Report, engine: EngineContender, args: argparse.Namespace)
     for batch in args.batches:
         parts = engine.step_parts(batch, PROMPT_TOKENS, args.tokens)
         ordered = sorted(parts.items(), key=lambda part: -part[1])
-        report.add(f"a step of batch {batch}", "ms", {name: [milliseconds] for name, milliseconds in ordered})
+        report.add(f"a step of batch {batch}", "CPU ms", {name: [milliseconds] for name, milliseconds in ordered})
 
 
 def run(arguments: argparse.Namespace) -> Report:
