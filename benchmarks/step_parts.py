@@ -1,6 +1,7 @@
 """Where the time of an engine step goes, told by Python's own profiler: a function's time counts for its file's part.
 
-It is CPU time. A call of compiled code counts for the function that makes it. The profiler itself adds about a
+It is CPU time. A call of compiled code counts for the file that it was compiled from, or
+for the one that calls it. The profiler itself adds about a
 microsecond a call.
 """
 
@@ -22,6 +23,7 @@ from twostroke.protocol.worker import Role
 OTHER = "other"
 PARTS = (
     ("engine/cpu_model/products", "matrix products"),
+    ("engine/cpu_model/row_products", "matrix products"),
     ("engine/attention/", "attention"),
     ("engine/cpu_model/", "norms, rotation, activation"),
     ("engine/sampl", "sampling"),

@@ -32,6 +32,7 @@ def test_prompts_differ_and_are_the_same_in_every_run() -> None:
     ("path", "part"),
     [
         ("/x/twostroke/engine/cpu_model/products.py", "matrix products"),
+        ("/x/twostroke/engine/cpu_model/row_products.py", "matrix products"),
         ("/x/twostroke/engine/cpu_model/forward.py", "norms, rotation, activation"),
         ("/x/twostroke/engine/attention/cpu.py", "attention"),
         ("/x/twostroke/engine/scheduler.py", "scheduling, accounts, outputs"),

@@ -47,11 +47,11 @@ def _prefetch_span(cache: Any, start: Any, span: int, line: int) -> None:
 
 
 @inlined
-def _load_tile(tile: Any, stored: Any, start: Any, block_size: int, head_dim: int, bits: bool) -> None:  # noqa: FBT001 - a constant of the kernel
+def _load_tile(tile: Any, stored: Any, block_size: int, head_dim: int, bits: bool) -> None:  # noqa: FBT001 - a constant of the kernel
     """Copy a block's K or V as float32."""
     flat = tile.reshape(block_size * head_dim)
     for i in range(block_size * head_dim):
-        flat[i] = widen(stored[start + i]) if bits else stored[start + i]
+        flat[i] = widen(stored[i]) if bits else stored[i]
 
 
 @inlined
@@ -238,10 +238,10 @@ def make_attend_kernel(*, head_dim: int, group: int, block_size: int, kv_heads: 
                 if in_place:
                     _score_in_place(scores, query_tile, cache, start, group, block_size, head_dim)
                 else:
-                    _load_tile(tile, cache, start, block_size, head_dim, bits)
+                    _load_tile(tile, cache[start : start + half_span], block_size, head_dim, bits)
                     _score(scores, query_tile, tile, group, block_size, head_dim)
                 _cap_and_mask(scores, softcap, seen_from - b * block_size, valid, group, block_size)
-                _load_tile(tile, cache, start + half_span, block_size, head_dim, bits)
+                _load_tile(tile, cache[start + half_span : start + span], block_size, head_dim, bits)
                 _clear_behind(tile, valid, block_size, head_dim)
                 _fold(total, maximum, weight, scores, tile, group, block_size, head_dim)
             for g in range(group):
