@@ -1,4 +1,4 @@
-"""The HTTP workers behind other routers answer as vLLM's do: whole or streamed, one event a token, at the asked pace."""
+"""The HTTP workers behind other routers answer as vLLM's do: whole or streamed, an event a token, at the asked pace."""
 
 import time
 
