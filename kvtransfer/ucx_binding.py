@@ -1,7 +1,7 @@
-"""Which Python package brings UCX: ucxx, or its predecessor ucx-py.
+"""Which Python package brings UCX: ucxx, its predecessor ucx-py, or the libraries alone (libucx, which ucxx brings).
 
-Both load `libucp` on import; the one-sided calls are made on that very copy, found by its soname. (By path a second
-copy would be loaded, and the two would fight over sockets and signals.)
+The first two load `libucp` on import, the last one when told to. The one-sided calls are made on that very copy, found
+by its soname. (By path a second copy would be loaded, and the two would fight over sockets and signals.)
 """
 
 import ctypes
@@ -16,9 +16,10 @@ from kvtransfer.backend import BackendError
 log = structlog.get_logger(__name__)
 
 _SONAME = "libucp.so.0"
+_LIBRARIES_ALONE = "libucx"
 _MEMORY_TYPE_CACHE = ("UCX_MEMTYPE_CACHE", "n")
 """What ucxx sets too, but only after it has loaded UCX, which then warns of an unused variable."""
-BINDINGS = (("ucxx", "ucxx"), ("ucp", "ucx-py"))
+BINDINGS = (("ucxx", "ucxx"), ("ucp", "ucx-py"), ("libucx", "libucx"))
 """Module and package, best first."""
 
 
@@ -47,7 +48,9 @@ def load_ucp() -> ctypes.CDLL:
     log.info("ucx binding chosen", package=dict(BINDINGS)[module])
     os.environ.setdefault(*_MEMORY_TYPE_CACHE)
     try:
-        importlib.import_module(module)
+        imported = importlib.import_module(module)
+        if module == _LIBRARIES_ALONE:
+            imported.load_library()
         return ctypes.CDLL(_SONAME)
     except (ImportError, OSError) as error:
         raise BackendError(f"the UCX binding {module} is installed but does not load: {error}") from error

@@ -12,8 +12,9 @@ from tests.support.tiny_models import save_tiny_model
 from twostroke.engine.gpu_runner import GpuRunner, largest_step
 from twostroke.engine.interfaces import SequenceSlice, StepPlan
 from twostroke.engine.kv_cache import KVCache
+from twostroke.engine.model_facts import cache_geometry
 from twostroke.engine.model_loader import load_model
-from twostroke.engine.model_runner import ModelRunner, cache_geometry
+from twostroke.engine.model_runner import ModelRunner
 from twostroke.engine.samplers import sampler_for
 from twostroke.protocol.config import KVCacheConfig, ModelConfig
 from twostroke.protocol.errors import ConfigError

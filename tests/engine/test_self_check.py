@@ -10,8 +10,8 @@ from tests.support.tiny_models import save_tiny_model
 from twostroke.engine.attention.contract import AttentionBatch, AttentionForm, StepAttention
 from twostroke.engine.attention.reference import ReferenceAttention
 from twostroke.engine.kv_cache import KVCache
+from twostroke.engine.model_facts import cache_geometry
 from twostroke.engine.model_loader import LoadedModel, load_model
-from twostroke.engine.model_runner import cache_geometry
 from twostroke.engine.self_check import self_check
 from twostroke.protocol.config import ModelConfig
 from twostroke.protocol.errors import ModelError

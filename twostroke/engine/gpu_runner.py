@@ -24,8 +24,8 @@ from twostroke.engine.gpu_memory import count_gpu_blocks
 from twostroke.engine.interfaces import CacheMemory, ModelFacts, SequenceSlice, StepPlan, StepResult
 from twostroke.engine.kv_cache import KVCache
 from twostroke.engine.library_attention import forward
+from twostroke.engine.model_facts import cache_geometry, model_facts
 from twostroke.engine.model_loader import LoadedModel, load_model
-from twostroke.engine.model_runner import cache_geometry, model_facts
 from twostroke.engine.packing import PackedStep, pack
 from twostroke.engine.prompt_scoring import score_prompts
 from twostroke.engine.sampler import draws

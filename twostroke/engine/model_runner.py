@@ -13,10 +13,11 @@ from twostroke.engine.attention.choice import make_attention
 from twostroke.engine.attention.contract import AttentionBackend
 from twostroke.engine.cpu_model.forward import CompiledDecoder
 from twostroke.engine.cpu_model.plain_decoder import read_plain_decoder
-from twostroke.engine.interfaces import CacheMemory, ModelFacts, SequenceSlice, StepPlan, StepResult
-from twostroke.engine.kv_cache import CacheGeometry, KVCache, count_blocks
+from twostroke.engine.interfaces import CacheMemory, SequenceSlice, StepPlan, StepResult
+from twostroke.engine.kv_cache import KVCache, count_blocks
 from twostroke.engine.library_attention import StepForward, forward
-from twostroke.engine.model_loader import LoadedModel, ModelPlan, load_model
+from twostroke.engine.model_facts import cache_geometry, model_facts
+from twostroke.engine.model_loader import LoadedModel, load_model
 from twostroke.engine.packing import pack
 from twostroke.engine.prompt_scoring import score_prompts
 from twostroke.engine.sampler import draws
@@ -24,7 +25,6 @@ from twostroke.engine.samplers import sampler_for
 from twostroke.engine.self_check import check_forward, self_check
 from twostroke.protocol.config import KVCacheConfig, ModelConfig
 from twostroke.protocol.sampling import SamplingParams
-from twostroke.protocol.transfer import LayoutFingerprint
 
 
 class ModelRunner:
@@ -116,31 +116,3 @@ def _checked_forward(model: LoadedModel, cache: KVCache, attention: AttentionBac
     compiled = CompiledDecoder(plain, model.dtype, torch.get_num_threads())
     check_forward(model, cache, attention, compiled, checked)
     return compiled
-
-
-def cache_geometry(model: LoadedModel | ModelPlan, block_size: int) -> CacheGeometry:
-    """Sizes of one block of `model`'s KV cache."""
-    config = model.config
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return CacheGeometry(kv_heads, config.num_hidden_layers, block_size, head_dim, model.dtype)
-
-
-def model_facts(model: LoadedModel, geometry: CacheGeometry) -> ModelFacts:
-    """What the engine must know of `model`, whose cache has blocks of these sizes."""
-    layout = LayoutFingerprint(
-        model=model.digest,
-        dtype=str(model.dtype).removeprefix("torch."),
-        block_size=geometry.block_size,
-        layers=geometry.layers,
-        kv_heads=geometry.kv_heads,
-        head_dim=geometry.head_dim,
-    )
-    return ModelFacts(
-        vocab_size=model.config.vocab_size,
-        max_model_len=model.max_model_len,
-        eos_token_ids=model.eos_token_ids,
-        layout=layout,
-        block_bytes=geometry.block_bytes,
-    )

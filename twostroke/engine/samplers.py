@@ -5,7 +5,6 @@ from functools import partial
 
 import torch
 
-from twostroke.engine.cpu_sampling import CpuGumbelMax
 from twostroke.engine.interfaces import SampledToken, SequenceSlice
 from twostroke.engine.sampler import sample
 from twostroke.protocol.errors import ConfigError
@@ -21,6 +20,8 @@ def sampler_for(device: torch.device) -> Sampler:
         ConfigError: There is none for it.
     """
     if device.type == "cpu":
+        from twostroke.engine.cpu_sampling import CpuGumbelMax  # noqa: PLC0415 - a GPU's worker compiles nothing for CPUs
+
         return partial(sample, choose=CpuGumbelMax())
     if device.type == "cuda":
         from twostroke.engine.triton_sampling import TritonSampler  # noqa: PLC0415 - triton is only there beside a GPU

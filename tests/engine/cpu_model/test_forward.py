@@ -15,8 +15,8 @@ from twostroke.engine.cpu_model.products import ProductMaker, WideningProducts, 
 from twostroke.engine.interfaces import SequenceSlice, StepPlan
 from twostroke.engine.kv_cache import KVCache
 from twostroke.engine.library_attention import forward
+from twostroke.engine.model_facts import cache_geometry
 from twostroke.engine.model_loader import LoadedModel, load_model
-from twostroke.engine.model_runner import cache_geometry
 from twostroke.engine.packing import PackedStep, pack
 from twostroke.engine.self_check import Checked, check_forward, self_check
 from twostroke.engine.sharing import Team

@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 
 from twostroke.cli.doctor.child import answer_stream
 from twostroke.cli.doctor.facts import ModelFacts, ModelQuestion, ServedModel
+from twostroke.engine.model_facts import cache_geometry
 from twostroke.engine.model_loader import plan_model
-from twostroke.engine.model_runner import cache_geometry
 from twostroke.frontend.chat_template import ChatTemplate
 from twostroke.frontend.tokenizer_files import read_tokenizer_files
 from twostroke.protocol.config import UseDefaults
