@@ -1,6 +1,6 @@
 """From step plans to flat arrays."""
 
-from dataclasses import replace
+import msgspec
 
 from twostroke.engine.attention.contract import ChunkSpan
 from twostroke.engine.interfaces import SequenceSlice, StepPlan
@@ -33,8 +33,10 @@ def test_short_slices_go_first_and_results_keep_the_plans_order() -> None:
 def test_scored_tokens_come_after_the_sampled_ones() -> None:
     """Of two chunks with targets, the first is packed last, but its rows of logits come first."""
     scored = [
-        replace(_slice(list(range(20, 32)), start=0, blocks=[0, 1, 2], sample=True), prompt_targets=range(21, 32)),
-        replace(_slice([8, 9], start=4, blocks=[6, 7], sample=False), prompt_targets=[9, 10]),
+        msgspec.structs.replace(
+            _slice(list(range(20, 32)), start=0, blocks=[0, 1, 2], sample=True), prompt_targets=range(21, 32)
+        ),
+        msgspec.structs.replace(_slice([8, 9], start=4, blocks=[6, 7], sample=False), prompt_targets=[9, 10]),
     ]
     step = pack(StepPlan([_slice([7], start=5, blocks=[9, 3], sample=True), *scored]), block_size=4)
     assert step.kept.tolist() == [0, 14, *range(3, 14), 1, 2]

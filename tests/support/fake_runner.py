@@ -10,8 +10,9 @@ KV transfer can move it.
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -102,7 +103,7 @@ class FakeRunner:
         """Check the plan and the cache, write the new slots, choose the tokens."""
         if self.error is not None:
             raise self.error
-        self.plans.append(StepPlan([replace(part, blocks=tuple(part.blocks)) for part in plan.slices]))
+        self.plans.append(StepPlan([msgspec.structs.replace(part, blocks=tuple(part.blocks)) for part in plan.slices]))
         self._check_plan(plan)
         tags = {part.request_id: self._read(part) for part in plan.slices}
         tokens = [token for part in plan.slices for token in self._compute(part, tags[part.request_id])]

@@ -75,10 +75,11 @@ class BlockTables:
     def grow(self, sequence: Sequence, positions: int) -> bool:
         """Let the table of a running sequence cover `positions`; false, and unchanged, if there is no room."""
         missing = self._manager.blocks_for(positions) - len(sequence.blocks)
+        if missing <= 0:
+            return True
         if missing > self._manager.available:
             return False
-        if missing > 0:
-            sequence.blocks += self._manager.allocate(missing, Hold.ACTIVE)
+        sequence.blocks += self._manager.allocate(missing, Hold.ACTIVE)
         return True
 
     def publish(self, sequence: Sequence) -> None:

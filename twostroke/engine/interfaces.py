@@ -1,12 +1,16 @@
 """The contracts inside the engine: what the scheduler plans, what the runner does with it, and what comes out.
 
 One engine step is: admit -> schedule -> run -> sample -> respond. The scheduler and the block manager are plain Python
-and own all accounting; the runner owns all tensors. Between them go `StepPlan` and `SampledToken`.
+and own all accounting; the runner owns all tensors. Between them go `StepPlan` and `SampledToken`. What there is one of
+for each token of each step is a msgspec struct, which takes a fifth of a frozen dataclass's time to make.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, Self
+
+import msgspec
+from msgspec import structs
 
 from twostroke.engine.constraint import TokenConstraint
 from twostroke.engine.token_history import TokenHistory
@@ -29,8 +33,7 @@ class Sibling:
     sampling: SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceSlice:
+class SequenceSlice(msgspec.Struct, frozen=True):
     """The part of one sequence that a step computes.
 
     Attributes:
@@ -63,10 +66,10 @@ class SequenceSlice:
 
     def draws(self) -> list[Self]:
         """The slice for each token that is sampled from its logits: its own sequence's, then its siblings'."""
-        own = replace(self, siblings=()) if self.siblings else self
+        own = structs.replace(self, siblings=()) if self.siblings else self
         return [
             own,
-            *(replace(own, request_id=one.request_id, sampling=one.sampling) for one in self.siblings),
+            *(structs.replace(own, request_id=one.request_id, sampling=one.sampling) for one in self.siblings),
         ]
 
 
@@ -82,8 +85,7 @@ class StepPlan:
         return sum(len(part.token_ids) for part in self.slices)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(msgspec.Struct, frozen=True):
     """The token chosen for one slice that asked for it."""
 
     request_id: int

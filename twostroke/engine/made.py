@@ -1,6 +1,6 @@
 """What one step made for one sequence, and the output that tells of it."""
 
-from dataclasses import dataclass
+import msgspec
 
 from twostroke.engine.finish import Finish
 from twostroke.engine.interfaces import SampledToken
@@ -10,8 +10,7 @@ from twostroke.protocol.responses import SequenceOutput
 from twostroke.protocol.tokens import pack_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(msgspec.Struct, frozen=True):
     """A token that a step made, already part of its sequence, and whether it ends it here."""
 
     sequence: Sequence
