@@ -11,6 +11,7 @@ the rounds' ratios, so that both sides of it saw the same machine.
 import argparse
 import enum
 import importlib
+import importlib.util
 import os
 import platform
 import statistics
@@ -178,15 +179,25 @@ def output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON and PNG files (%(default)s)")
 
 
-def publish(report: Report, out: Path) -> None:
-    """Print the table, and write `NAME.json` and `NAME.png` into `out`."""
-    console = Console()
-    _print(console, report)
+def save(report: Report, out: Path) -> None:
+    """Write `NAME.json` into `out`; a reader finds the old one or the new one, never a part."""
     out.mkdir(parents=True, exist_ok=True)
     document = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
-    (out / f"{report.name}.json").write_bytes(document)
-    _draw(report, out / f"{report.name}.png")
-    console.print(f"written: {out / report.name}.json and .png", highlight=False)
+    beside = out / f"{report.name}.json.tmp"
+    beside.write_bytes(document)
+    beside.replace(out / f"{report.name}.json")
+
+
+def publish(report: Report, out: Path) -> None:
+    """Print the table, and write `NAME.json` and, where matplotlib is installed, `NAME.png` into `out`."""
+    console = Console()
+    _print(console, report)
+    save(report, out)
+    written = f"written: {out / report.name}.json"
+    if report.measurements and importlib.util.find_spec("matplotlib") is not None:
+        _draw(report, out / f"{report.name}.png")
+        written += " and .png"
+    console.print(written, highlight=False)
 
 
 def _verdict(ratio: float, better: Better, limit: float, aim: float) -> Verdict:
