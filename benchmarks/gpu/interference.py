@@ -20,7 +20,7 @@ import msgspec
 from benchmarks.gpu.child_pipe import ChildPipe
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.role_process import Answer, Made, Ready
+from benchmarks.gpu.role_messages import Answer, Made, Ready
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.requests import GenerationRequest, Phase
 from twostroke.protocol.responses import SequenceOutput

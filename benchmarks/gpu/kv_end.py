@@ -9,6 +9,7 @@
 Moments are `time.monotonic()`, which all processes of a host share.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -33,7 +34,7 @@ _LAYOUT = LayoutFingerprint("benchmark", "bfloat16", 16, 32, 8, 128)
 _QUICK = TransferTimeouts(ping_s=0.1, silence_s=0.6, stop_s=0.3)
 """Of a rehearsal."""
 _PATIENCE_S = 40.0
-_CLOSE_S = 3.0
+_CLOSE_S = 2.0
 _IDLE_S = 0.5
 
 
@@ -138,18 +139,15 @@ class KvEnd:
     def run(self) -> None:
         """Until the other end of the pipe is closed."""
         decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
-        self._say(Ready())
-        while True:
-            ready = wait([self._connection, self._woken], _IDLE_S)
-            if self._woken in ready:
-                os.eventfd_read(self._woken)
-            self._tell()
-            if self._connection in ready:
-                try:
-                    order = decoder.decode(self._connection.recv_bytes())
-                except EOFError:
-                    break
-                self._obey(order)
+        with contextlib.suppress(EOFError, ConnectionError):
+            self._say(Ready())
+            while True:
+                ready = wait([self._connection, self._woken], _IDLE_S)
+                if self._woken in ready:
+                    os.eventfd_read(self._woken)
+                self._tell()
+                if self._connection in ready:
+                    self._obey(decoder.decode(self._connection.recv_bytes()))
         self._agent.close(_CLOSE_S)
 
     def _wake(self) -> None:

@@ -61,7 +61,7 @@ class Machine:
 
     def times_s(self, run: Callable[[], object], rounds: int, repeats: int = 1) -> list[float]:
         """Seconds of device time of one `run`, for each of `rounds` rounds of `repeats` calls in a row."""
-        rounds, repeats = (2, 1) if self.rehearses else (rounds, repeats)
+        rounds, repeats = (1, 1) if self.rehearses else (rounds, repeats)
         for _ in range(1 if self.rehearses else _WARM_UPS):
             run()
         self.wait()
@@ -69,7 +69,7 @@ class Machine:
 
     def wall_s(self, run: Callable[[], object], rounds: int) -> list[float]:
         """Seconds from each call of `run` until all that it started has ended."""
-        rounds = 2 if self.rehearses else rounds
+        rounds = 1 if self.rehearses else rounds
         for _ in range(1 if self.rehearses else _WARM_UPS):
             run()
         times = []

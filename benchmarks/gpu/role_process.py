@@ -6,6 +6,7 @@ It goes the round of a worker's engine loop: take requests, role part, engine st
 carries the moment at which its step had ended, by `time.monotonic()`, which all processes of a host share.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ import structlog
 
 from benchmarks.gpu.llama import make_cache, make_llama, make_runner
 from benchmarks.gpu.machine import Machine, Mode, open_machine
+from benchmarks.gpu.role_messages import Answer, Made, Ready
 from context_server.lifecycle import ContextPart
 from generation_server.lifecycle import GenerationPart
 from twostroke.engine.engine import Engine
@@ -24,7 +26,6 @@ from twostroke.engine.interfaces import CacheMemory
 from twostroke.protocol.config import EngineConfig, KVCacheConfig
 from twostroke.protocol.ids import draw_epoch
 from twostroke.protocol.requests import GenerationRequest
-from twostroke.protocol.responses import SequenceOutput
 from twostroke.protocol.worker import Role
 from twostroke.worker.role_part import AggregatedPart, RoleContext, RolePart
 from twostroke.worker.transfer import start_agent
@@ -35,20 +36,7 @@ MAX_SEQUENCES = 32
 _SECRET = bytes(range(32))
 _LEASE_S = 30.0
 _IDLE_S = 0.05
-
-
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The engine serves."""
-
-
-class Made(msgspec.Struct, frozen=True, tag=True):
-    """What one step made, and when it had ended."""
-
-    at: float
-    outputs: list[SequenceOutput]
-
-
-Answer = Ready | Made
+_CLOSE_S = 2.0
 
 
 class RoleProcess:
@@ -72,30 +60,28 @@ class RoleProcess:
 
     def run(self) -> None:
         """Until the other end of the pipe is closed."""
-        self._say(Ready())
-        while self._take():
-            self._part.before_step()
-            outputs = self._engine.step()
-            outputs += self._part.after_step()
-            if outputs:
-                self._say(Made(time.monotonic(), outputs))
-        self._part.close(3.0)
+        with contextlib.suppress(EOFError, ConnectionError):
+            self._say(Ready())
+            while True:
+                self._take()
+                self._part.before_step()
+                outputs = self._engine.step()
+                outputs += self._part.after_step()
+                if outputs:
+                    self._say(Made(time.monotonic(), outputs))
+        self._part.close(_CLOSE_S)
 
-    def _take(self) -> bool:
-        """Take in all requests that wait, or the next event; false once nobody listens."""
+    def _take(self) -> None:
+        """Take in all requests that wait, or else wait a little for one or for the transfer."""
         patience = 0.0 if self._engine.has_work else _IDLE_S
         while ready := wait([self._connection, self._woken], patience):
             patience = 0.0
             if self._woken in ready:
                 os.eventfd_read(self._woken)
             if self._connection in ready:
-                try:
-                    request = msgspec.msgpack.decode(self._connection.recv_bytes(), type=GenerationRequest)
-                except EOFError:
-                    return False
+                request = msgspec.msgpack.decode(self._connection.recv_bytes(), type=GenerationRequest)
                 self._part.check(request)
                 self._engine.add(request)
-        return True
 
     def _say(self, answer: Answer) -> None:
         self._connection.send_bytes(msgspec.msgpack.encode(answer))

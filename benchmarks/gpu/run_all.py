@@ -42,6 +42,10 @@ _LEAST_S = 10.0
 """A part is not begun with less time left."""
 
 
+_REHEARSAL = 4
+"""A rehearsal may take so many times longer: it may share its processors with anything."""
+
+
 class Outcome(enum.Enum):
     """How a part ended."""
 
@@ -83,7 +87,7 @@ def run_part(part: Part, mode: Mode, folder: Path, limit_s: float) -> PartRun:
             command, cwd=_REPOSITORY, env=_environment(mode), stdout=stream, stderr=stream, start_new_session=True
         )
         try:
-            status = child.wait(min(part.deadline_s, limit_s))
+            status = child.wait(min(part.deadline_s * (_REHEARSAL if mode is Mode.REHEARSE else 1), limit_s))
             outcome = Outcome.FAILED if status else Outcome.DONE
         except subprocess.TimeoutExpired:
             outcome = Outcome.TIMED_OUT
