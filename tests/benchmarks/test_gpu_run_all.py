@@ -66,7 +66,8 @@ def test_a_rehearsal_runs_every_part(tmp_path: Path, halves: tuple[tuple[str, ..
         measured = {one.case: one for one in report.measurements}
         assert not {case for name in half for case in CASES[name]} - set(measured)
         for part in half:
-            CHECKS.get(part, lambda _: None)(report)
+            if part in CHECKS:
+                CHECKS[part](report)
 
 
 def test_the_rehearsals_leave_no_part_out() -> None:
