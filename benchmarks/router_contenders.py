@@ -19,6 +19,8 @@ from twostroke.ipc.secret import new_secret, save_secret
 from twostroke.ipc.supervise import READY_FD_VARIABLE, PartReady, decode_event
 
 TWOSTROKE = "twostroke"
+STEP_MS = 20
+"""Pace of paced streams, in milliseconds a token."""
 TEXT = " The quick brown fox jumps over the lazy dog and runs back into the wood before the night falls again."
 """What the instant workers say, one token after the other."""
 
@@ -32,20 +34,20 @@ class Contender:
         port: Of its HTTP endpoint.
         pid: Of the process that is measured.
         model: The model's served name.
-        marks: Events of a stream beside one a token; the end mark is one.
         api_key: What it wants to see.
         paced_model: The model to ask for paced streams, where requests cannot say so themselves.
         takes_token_ids: Whether a prompt may be token ids; a text of as many words otherwise.
+        keeps_pace: Whether its workers make a token of paced streams every `STEP_MS`, whatever else is to do.
     """
 
     name: str
     port: int
     pid: int
     model: str = MODEL
-    marks: int = 1
     api_key: str | None = None
     paced_model: str = MODEL
     takes_token_ids: bool = True
+    keeps_pace: bool = True
 
     def request(self, prompt_tokens: int, tokens: int, *, stream: bool, step_ms: int = 0) -> bytes:
         """One completion request; its workers make a token every `step_ms` milliseconds (0: at once)."""

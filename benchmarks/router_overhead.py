@@ -25,7 +25,7 @@ import uvloop
 from benchmarks.http_load import Connection, ask_in_turn, connect
 from benchmarks.processes import cpu_us
 from benchmarks.report import Absence, Better, Report, interleave, output_options, publish
-from benchmarks.router_contenders import TEXT, TWOSTROKE, Contender, twostroke
+from benchmarks.router_contenders import STEP_MS, TEXT, TWOSTROKE, Contender, twostroke
 from benchmarks.router_peers import (
     DYNAMO,
     SGLANG_ROUTER,
@@ -40,7 +40,6 @@ from twostroke.cli.model.commands import fetch_with_progress
 from twostroke.frontend.tokenizer import TextModel
 
 CLIENTS = 32
-STEP_MS = 20
 PEERS = Path(os.environ.get("TWOSTROKE_PEERS", "peers"))
 PACED_STREAMS = (64, 256)
 NOTES = (
@@ -49,10 +48,12 @@ NOTES = (
     "Dynamo's mocker keeps a pace of its own, about 20 ms a token where the processor allows it.",
 )
 RUST = (VLLM_ROUTER, SGLANG_ROUTER)
-_BEGIN_S = 1.0
-"""Paced streams are measured once all of them have run for so long."""
-_OWN_CHUNK = 0.9
-"""Tokens that come while a router does not get the processor share a chunk; a figure with many of those is none."""
+_BEGIN_S = 10.0
+"""Paced streams have all begun, and settled, within this."""
+_SETTLE_S = 0.5
+_OWN_CHUNK = 0.98
+"""Each token has a chunk of its own, but for the steps at the edges of what is looked at, and for those that come while
+the router does not get the processor: a figure with many of those is none."""
 _TRIES = 3
 _TOKENIZED = 200
 
@@ -95,28 +96,69 @@ async def per_chunk(contender: Contender, sizes: Sizes, streams: int) -> float:
         RuntimeError: Tokens shared chunks, time and again.
     """
     for _ in range(_TRIES):
-        spent, share = await _paced(contender, sizes, streams)
-        if share >= _OWN_CHUNK:
-            return spent
-    raise RuntimeError(f"{contender.name}: {share:.0%} as many chunks as tokens: is the machine busy?")
+        window = await _paced(contender, sizes, streams)
+        if window.share >= _OWN_CHUNK or not contender.keeps_pace:
+            return window.spent_us / window.chunks
+    raise RuntimeError(
+        f"{contender.name}: {window.chunks} chunks for {window.tokens:.0f} tokens of {streams} paced streams, "
+        f"{_TRIES} times in a row fewer than {_OWN_CHUNK:.0%}: is the machine busy?"
+    )
 
 
-async def _paced(contender: Contender, sizes: Sizes, streams: int) -> tuple[float, float]:
-    """CPU microseconds a chunk, and the share of chunks in tokens."""
-    tokens = int((2 * _BEGIN_S + sizes.paced_s) * 1000 / STEP_MS)
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A part of some paced streams that was looked at.
+
+    Attributes:
+        spent_us: The router's processor time in it.
+        chunks: That arrived in it.
+        tokens: That workers made in it, as far as their pace tells.
+    """
+
+    spent_us: float
+    chunks: int
+    tokens: float
+
+    @property
+    def share(self) -> float:
+        """Of tokens that had a chunk of their own."""
+        return self.chunks / self.tokens
+
+
+async def _paced(contender: Contender, sizes: Sizes, streams: int) -> _Window:
+    """Look at paced streams once all of them run; then leave them.
+
+    Raises:
+        RuntimeError: Some did not begin in time, or ended before they should.
+    """
+    tokens = int((_BEGIN_S + sizes.paced_s) * 1000 / STEP_MS)
     request = contender.request(sizes.prompt_tokens, tokens, stream=True, step_ms=STEP_MS)
     connections = await connect(contender.port, streams)
     asking = [asyncio.ensure_future(connection.ask(request)) for connection in connections]
-    await asyncio.sleep(_BEGIN_S)
-    before, chunks_before = cpu_us(contender.pid), _events(connections)
+    await _begun(contender, connections)
+    before, chunks_before, began = cpu_us(contender.pid), _events(connections), time.monotonic()
     await asyncio.sleep(sizes.paced_s)
     spent, chunks = cpu_us(contender.pid) - before, _events(connections) - chunks_before
-    if any(one.done() for one in asking):
-        raise RuntimeError(f"{contender.name}: streams ended while they were measured")
-    events = sum(await asyncio.gather(*asking)) - streams * contender.marks
+    took_s = time.monotonic() - began
+    ended = sum(one.done() for one in asking)
     for connection in connections:
         connection.close()
-    return spent / chunks, events / (streams * tokens)
+    await asyncio.gather(*asking, return_exceptions=True)
+    if ended or not chunks:
+        seen = f"{chunks} chunks in {took_s:.1f} s, and {ended} of {streams} streams ended"
+        raise RuntimeError(f"{contender.name}: {seen}")
+    return _Window(spent, chunks, streams * took_s * 1000 / STEP_MS)
+
+
+async def _begun(contender: Contender, connections: list[Connection]) -> None:
+    """Wait until all streams have begun, and settled after that."""
+    deadline = time.monotonic() + _BEGIN_S - _SETTLE_S
+    while silent := sum(not connection.events for connection in connections):
+        if time.monotonic() > deadline:
+            problem = f"{silent} of {len(connections)} streams did not begin within {_BEGIN_S} s"
+            raise RuntimeError(f"{contender.name}: {problem}")
+        await asyncio.sleep(STEP_MS / 1000)
+    await asyncio.sleep(_SETTLE_S)
 
 
 def _events(connections: list[Connection]) -> int:
@@ -181,7 +223,7 @@ def compare(report: Report, case: str, measured: Sequence[str]) -> None:
 def main() -> None:
     """Start the contenders, measure them in turn, publish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="samples of each figure (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="samples of each figure (%(default)s)")
     parser.add_argument("--requests", type=int, default=1600, help="requests or streams a sample (%(default)s)")
     parser.add_argument("--tokens", type=int, default=16, help="length of their answers (%(default)s)")
     parser.add_argument("--prompt-tokens", type=int, default=128, help="length of prompts (%(default)s)")

@@ -97,8 +97,7 @@ def dynamo(peers: Path, model: Path, folder: Path) -> Iterator[Contender]:
         mocker(PACED_MODEL, _DYNAMO_PACED, "decode"),
         running(frontend, folder / "dynamo.log", environment=environment) as process,
     ):
-        # Its streams end with an event for the finish reason, and the end mark.
-        yield Contender(DYNAMO, port, process.pid, paced_model=PACED_MODEL, marks=2)
+        yield Contender(DYNAMO, port, process.pid, paced_model=PACED_MODEL, keeps_pace=False)
 
 
 async def until_served(contender: Contender) -> None:

@@ -150,7 +150,7 @@ class RequestLife:
 
     def leg_output(self, leg: Leg, output: SequenceOutput) -> None:
         """See `LegOwner`. Runs for every token: no tasks, no copies."""
-        sequence = self._sequence(leg)
+        sequence = self.sequences[leg.key.index] if self.request.n > 1 else self.sequences[0]
         try:
             fresh = sequence.offsets.accept(output)
         except InternalRequestError as error:
@@ -165,7 +165,10 @@ class RequestLife:
             return
         if sequence.phase is not LedgerPhase.GENERATION:
             output = self._generation_begins(sequence, leg, output)
-        self._forward(sequence, leg, output)
+        if output.finish_reason is None:
+            sequence.client.feed(output)
+        else:
+            self._forward(sequence, leg, output)
 
     def leg_failed(self, leg: Leg, error: TwostrokeError) -> None:
         """See `LegOwner`."""

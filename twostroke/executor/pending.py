@@ -96,7 +96,8 @@ class PendingResults:
         with self._lock:
             for output in outputs:
                 key = output.key
-                sink = self._take(key) if output.final else self._sinks.get(key)
+                final = output.finish_reason is not None or output.error is not None
+                sink = self._take(key) if final else self._sinks.get(key)
                 if sink is not None:
                     fed.append((sink, output))
         for sink, output in fed:

@@ -19,7 +19,7 @@ from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.prompt_logprobs import PromptLogprobs
 from twostroke.protocol.requests import GenerationRequest
 from twostroke.protocol.responses import FinishReason, SequenceOutput, TokenLogprobs
-from twostroke.protocol.tokens import token_count, unpack_tokens
+from twostroke.protocol.tokens import TOKEN_BYTES, token_count, unpack_tokens
 from twostroke.protocol.transfer import ContextPhaseParams
 
 
@@ -76,15 +76,14 @@ class OffsetCheck:
         Raises:
             InternalRequestError: Tokens before `output` are missing.
         """
-        count = token_count(output.token_ids)
+        if output.offset == self.expected:
+            self.expected += len(output.token_ids) // TOKEN_BYTES
+            return True
         if output.offset > self.expected:
             raise InternalRequestError(
                 f"sequence {output.key}: tokens {self.expected} to {output.offset - 1} were lost on the way"
             )
-        if output.offset < self.expected:
-            return False
-        self.expected += count
-        return True
+        return False
 
 
 class GenerationResult:
@@ -103,8 +102,11 @@ class GenerationResult:
         self._changed = threading.Condition(self._lock)  # for blocked threads; entering the lock itself is cheaper
         self._finished = False
         self._error: TwostrokeError | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._blocked = 0
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The loop that a reader awaits on, or that has a subscriber, once there is one."""
         self._waiter: asyncio.Future[None] | None = None
+        self._on_wake: Callable[[], None] | None = None
 
     @property
     def key(self) -> SequenceKey:
@@ -115,11 +117,6 @@ class GenerationResult:
     def done(self) -> bool:
         """Whether the final event has arrived (outputs may still wait to be read)."""
         return self._finished or self._error is not None
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop that a reader awaits on, once one does."""
-        return self._loop
 
     def feed(self, output: SequenceOutput) -> None:
         """Take one output; see `ResultSink`. A gap also gives the sequence up: what follows would be of no use."""
@@ -136,8 +133,9 @@ class GenerationResult:
             else:
                 if fresh:
                     self._outputs.append(output)
-                    self._finished = output.final
-                    self._changed.notify_all()
+                    self._finished = output.finish_reason is not None
+                    if self._blocked:
+                        self._changed.notify_all()
                 return
         self._abort()
 
@@ -147,9 +145,19 @@ class GenerationResult:
             if not self.done:
                 self._end(error)
 
+    def subscribe(self, on_wake: Callable[[], None]) -> None:
+        """Have `on_wake` called on the running loop whenever there is something new for `take_waiting`.
+
+        Takes the place of an awaiting reader, without a change of task for each batch of outputs.
+        """
+        self.loop = asyncio.get_running_loop()
+        self._on_wake = on_wake
+
     def wake(self) -> None:
-        """Resume the awaiting reader; on the loop's thread."""
-        if self._waiter is not None and not self._waiter.done():
+        """Resume the awaiting reader, or call the subscriber; on the loop's thread."""
+        if self._on_wake is not None:
+            self._on_wake()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def abort(self) -> None:
@@ -187,10 +195,10 @@ class GenerationResult:
         Raises:
             TwostrokeError: The sequence failed.
         """
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         while True:
             # The waiter exists before the queue is looked at, so that a feed in between is not missed.
-            self._waiter = self._loop.create_future()
+            self._waiter = self.loop.create_future()
             with self._lock:
                 ended = self._finished and not self._outputs
                 output = None if ended else self._take()
@@ -208,7 +216,7 @@ class GenerationResult:
         Raises:
             TwostrokeError: The sequence failed, once all outputs before that were read.
         """
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         while True:
             with self._lock:
                 if self._outputs:
@@ -220,24 +228,42 @@ class GenerationResult:
                 if self._finished:
                     return []
                 # Made under the lock, so that a feed in between is not missed.
-                self._waiter = self._loop.create_future()
+                self._waiter = self.loop.create_future()
             await self._waiter
 
     def take_waiting(self) -> list[SequenceOutput]:
-        """All outputs that wait to be read now, perhaps none; an error is left for the next read."""
+        """All outputs that wait to be read now, perhaps none.
+
+        Raises:
+            TwostrokeError: The sequence failed, and all outputs before that were read.
+        """
         with self._lock:
+            if not self._outputs:
+                if self._error is not None:
+                    raise self._error
+                return []
             waiting = list(self._outputs)
             self._outputs.clear()
+        if self._error is not None and self.loop is not None and self._on_wake is not None:
+            self.loop.call_soon(self._on_wake)  # nobody else comes to tell of the error that is left
         return waiting
 
     def __iter__(self) -> Iterator[SequenceOutput]:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._outputs or self.done)
+            self._block(lambda: bool(self._outputs) or self.done, None)
             output = self._take()
             if output is None:
                 return
             yield output
+
+    def _block(self, until: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Block this thread until something is so; False if it was not in time."""
+        with self._changed:
+            self._blocked += 1
+            try:
+                return self._changed.wait_for(until, timeout_s)
+            finally:
+                self._blocked -= 1
 
     def wait(self, timeout_s: float | None = None) -> Completion:
         """Block until the end and return everything.
@@ -246,9 +272,7 @@ class GenerationResult:
             TwostrokeError: The sequence failed.
             TimeoutError: It did not end in time; it is aborted.
         """
-        with self._changed:
-            ended = self._changed.wait_for(lambda: self.done, timeout_s)
-        if not ended:
+        if not self._block(lambda: self.done, timeout_s):
             self._abort()
             raise TimeoutError(f"sequence {self.key} did not end within {timeout_s} s; it was aborted")
         completion = Completion()

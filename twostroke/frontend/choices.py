@@ -1,7 +1,7 @@
 """The choices of one answer while they are made: each a sequence of its own, told to the client as pieces come."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 
 from twostroke.executor.base import GenerationExecutor
 from twostroke.executor.result import GenerationResult
@@ -10,7 +10,7 @@ from twostroke.frontend.metrics import SequenceTimer
 from twostroke.frontend.output import OutputText, Piece
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.openai_answers import Usage
-from twostroke.protocol.tokens import token_count
+from twostroke.protocol.tokens import TOKEN_BYTES, token_count
 
 
 class Choice:
@@ -43,54 +43,108 @@ class Choice:
         self._executor = executor
         self._timer = timer
 
-    async def next_piece(self) -> Piece:
-        """Wait for the next piece; the one with a finish reason is the last.
+    def subscribe(self, on_wake: Callable[[], None]) -> None:
+        """Have `on_wake` called whenever there may be a new piece."""
+        self._result.subscribe(on_wake)
+
+    def next_piece(self) -> Piece | None:
+        """What has come since the piece before; None if there is nothing to tell yet. A finish reason is in the last.
 
         Raises:
             TwostrokeError: The sequence failed.
         """
-        while True:
-            outputs = await self._result.next_outputs()
-            self._timer.tokens(sum(token_count(output.token_ids) for output in outputs))
-            piece = self.output.add(outputs)
-            if self.output.stopped_by_string:
-                # The engine does not know stop strings; nothing it still makes is of use.
-                self._executor.complete_request(self._result.key.client_id, self._result.key.index)
-            if piece.finish_reason is not None:
-                self._timer.prompt(self.prompt_tokens, min(self.output.cached_tokens, self.prompt_tokens))
-            if not piece.empty:
-                return piece
+        outputs = self._result.take_waiting()
+        if not outputs:
+            return None
+        count = len(outputs[0].token_ids) if len(outputs) == 1 else sum(len(output.token_ids) for output in outputs)
+        self._timer.tokens(count // TOKEN_BYTES)
+        piece = self.output.add(outputs)
+        if self.output.stopped_by_string:
+            # The engine does not know stop strings; nothing it still makes is of use.
+            self._executor.complete_request(self._result.key.client_id, self._result.key.index)
+        if piece.finish_reason is not None:
+            self._timer.prompt(self.prompt_tokens, min(self.output.cached_tokens, self.prompt_tokens))
+        return piece if piece.text or piece.finish_reason is not None else None
 
 
-async def batches(choices: Sequence[Choice]) -> AsyncIterator[list[tuple[Choice, Piece]]]:
-    """The pieces of all choices, each choice's in order; those that come together make one batch.
+Batch = list[tuple[Choice, Piece]]
+"""Pieces that came together."""
 
-    Raises:
-        TwostrokeError: A choice failed; the pieces of the others are of no use then.
+
+class Pieces:
+    """The pieces of all choices of one answer as they come, each choice's in order.
+
+        await next_batch() -> everything that came meanwhile      (and so on, until `unfinished` is 0)
+
+    While the reader awaits, batches are taken as they come without resuming it, which saves a change of task each.
+
+    Args:
+        choices: All of them.
+        take: Called on the loop with a batch that comes while the reader awaits; False leaves it to the reader.
     """
-    if len(choices) == 1:
-        choice = choices[0]
-        while True:
-            piece = await choice.next_piece()
-            yield [(choice, piece)]
+
+    def __init__(self, choices: Sequence[Choice], take: Callable[[Batch], bool]) -> None:
+        self._open = list(choices)
+        self._take = take
+        self._waiter: asyncio.Future[None] | None = None
+        self._left: Batch = []
+        self._scheduled = False
+        for choice in choices:
+            choice.subscribe(self._wake)
+
+    @property
+    def unfinished(self) -> int:
+        """Choices whose last piece has not come."""
+        return len(self._open)
+
+    async def next_batch(self) -> Batch:
+        """The next pieces that were not taken as they came.
+
+        Raises:
+            TwostrokeError: A choice failed; the pieces of the others are of no use then.
+        """
+        batch = self._poll()
+        if not batch:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+            batch, self._left = self._left, []
+        return batch
+
+    def _poll(self) -> Batch:
+        if len(self._open) == 1:  # nearly always
+            piece = self._open[0].next_piece()
+            batch = [] if piece is None else [(self._open[0], piece)]
+        else:
+            batch = [(choice, piece) for choice in self._open if (piece := choice.next_piece()) is not None]
+        for choice, piece in batch:
             if piece.finish_reason is not None:
-                return
-    loop = asyncio.get_running_loop()
-    reading = {loop.create_task(choice.next_piece()): choice for choice in choices}
-    try:
-        while reading:
-            done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-            failures = [failure for task in done if (failure := task.exception()) is not None]
-            if failures:
-                raise failures[0]
-            batch = sorted(((reading.pop(task), task.result()) for task in done), key=lambda pair: pair[0].index)
-            yield batch
-            for choice, piece in batch:
-                if piece.finish_reason is None:
-                    reading[loop.create_task(choice.next_piece())] = choice
-    finally:
-        for task in reading:
-            task.cancel()
+                self._open.remove(choice)
+        return batch
+
+    def _wake(self) -> None:
+        if len(self._open) <= 1:
+            self._advance()
+        elif not self._scheduled:  # the others are about to be woken too
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._advance)
+
+    def _advance(self) -> None:
+        self._scheduled = False
+        waiter, self._waiter = self._waiter, None  # what the batch itself causes must not come in here again
+        if waiter is None or waiter.done():
+            return  # the reader is busy, and looks again before it waits
+        try:
+            batch = self._poll()
+            if batch and not self._take(batch):
+                self._left = batch
+                waiter.set_result(None)
+            else:
+                self._waiter = waiter
+        except Exception as error:  # noqa: BLE001 - the reader's to handle
+            waiter.set_exception(error)
 
 
 def usage_of(choices: Sequence[Choice]) -> Usage:

@@ -25,6 +25,8 @@ MAX_PROMPTS = 1024
 
 _DECODER = msgspec.json.Decoder(CompletionBody)
 _ENCODER = msgspec.json.Encoder()
+_PLAIN_HEAD, _PLAIN_TAIL = _ENCODER.encode(CompletionChoice(0, "", None, None)).split(b'""')
+"""Around the text of a choice that has nothing else to tell: nearly every chunk of a stream."""
 
 
 class CompletionSurface:
@@ -90,6 +92,8 @@ class _Writer:
         return b""
 
     def piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
+        if piece.plain and not index:
+            return self._envelope.chunk(_PLAIN_HEAD + _ENCODER.encode(piece.text) + _PLAIN_TAIL, usage)
         return self._envelope.chunk(_ENCODER.encode(self._choice(index, piece)), usage)
 
     def usage(self, usage: Usage) -> bytes:

@@ -99,15 +99,15 @@ class ByteDetokenizer:
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
-        self._decoder = _utf8("replace")
+        self._held = b""
 
     def push(self, token_ids: list[int]) -> str:
         """Take new tokens; returns the text that is certain now, "" if none is."""
-        return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
+        data = self._held + b"".join(map(self._bytes_of, token_ids))
+        text, decoded = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[decoded:]
+        return text
 
     def finish(self) -> str:
         """The text held back, as it is: nothing follows that could settle it."""
-        return self._decoder.decode(b"", final=True)
-
-
-_utf8 = codecs.getincrementaldecoder("utf-8")
+        return self._held.decode(errors="replace")

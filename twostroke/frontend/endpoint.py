@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from twostroke.executor.base import GenerationExecutor
 from twostroke.executor.result import GenerationResult
-from twostroke.frontend.choices import Choice, batches, usage_of
+from twostroke.frontend.choices import Batch, Choice, Pieces, usage_of
 from twostroke.frontend.errors import CLIENT_LEFT, ClientLeftError
 from twostroke.frontend.exchange import Exchange, State
 from twostroke.frontend.in_flight import InFlight
@@ -24,7 +24,7 @@ from twostroke.frontend.intake import Submission
 from twostroke.frontend.metrics import FrontendMetrics, RequestTimer
 from twostroke.frontend.output import Piece
 from twostroke.frontend.request_fields import StreamUsage
-from twostroke.frontend.surface import Surface
+from twostroke.frontend.surface import AnswerWriter, Surface
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.errors import AbortedError, DeadlineError, TwostrokeError
 
@@ -143,28 +143,67 @@ class GenerationEndpoint:
 
     async def _stream(self, exchange: Exchange, submission: Submission, choices: list[Choice]) -> None:
         """One write a batch of pieces; the last ones, the counts and the end mark leave together."""
-        writer = self._surface.writer(submission)
-        counted = submission.usage is StreamUsage.ALWAYS
-        begun: set[int] = set()
-        unfinished = len(choices)
+        events = _Events(self._surface.writer(submission), submission.usage, choices)
+
+        def take(batch: Batch) -> bool:
+            # The first and the last are the reader's: they start and complete the answer.
+            if not (pieces.unfinished and exchange.writable):
+                return False
+            exchange.write_event(events.of(batch))
+            return True
+
+        pieces = Pieces(choices, take)
         with exchange.kept_alive(self._limits.keep_alive_s):
-            async for batch in batches(choices):
-                events: list[bytes] = []
-                for choice, piece in batch:
-                    if choice.index not in begun:
-                        begun.add(choice.index)
-                        events.append(writer.first(choice.index))
-                    events.append(writer.piece(choice.index, piece, usage_of(choices) if counted else None))
-                    unfinished -= piece.finish_reason is not None
-                if not unfinished:
-                    counts = b"" if submission.usage is StreamUsage.NEVER else writer.usage(usage_of(choices))
-                    events += counts, DONE
-                if any(events):  # text that may be a tool call is held back
-                    await exchange.event(b"".join(events), last=not unfinished)
+            while pieces.unfinished:
+                batch = await pieces.next_batch()
+                data = events.of(batch) if pieces.unfinished else events.of(batch) + events.end()
+                if data:  # text that may be a tool call is held back
+                    await exchange.event(data, last=not pieces.unfinished)
 
     async def _collect(self, exchange: Exchange, submission: Submission, choices: list[Choice]) -> None:
         answers = [Piece() for _ in choices]
-        async for batch in batches(choices):
+
+        def add(batch: Batch) -> None:
             for choice, piece in batch:
                 answers[choice.index].append(piece)
+
+        def take(batch: Batch) -> bool:
+            if pieces.unfinished:
+                add(batch)
+            return bool(pieces.unfinished)
+
+        pieces = Pieces(choices, take)
+        while pieces.unfinished:
+            add(await pieces.next_batch())
         await exchange.json(self._surface.writer(submission).whole(answers, usage_of(choices)))
+
+
+class _Events:
+    """Makes pieces into the events of a stream.
+
+    Args:
+        writer: Knows the schema.
+        usage: When counts are told.
+        choices: Of the answer.
+    """
+
+    def __init__(self, writer: AnswerWriter, usage: StreamUsage, choices: list[Choice]) -> None:
+        self._writer = writer
+        self._usage = usage
+        self._choices = choices
+        self._begun: set[int] = set()
+
+    def of(self, batch: Batch) -> bytes:
+        """The events of some pieces; perhaps none."""
+        events: list[bytes] = []
+        for choice, piece in batch:
+            if choice.index not in self._begun:
+                self._begun.add(choice.index)
+                events.append(self._writer.first(choice.index))
+            counts = usage_of(self._choices) if self._usage is StreamUsage.ALWAYS else None
+            events.append(self._writer.piece(choice.index, piece, counts))
+        return events[0] if len(events) == 1 else b"".join(events)
+
+    def end(self) -> bytes:
+        """The counts, if they are told, and the end mark."""
+        return DONE if self._usage is StreamUsage.NEVER else self._writer.usage(usage_of(self._choices)) + DONE

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import enum
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import structlog
 from starlette.types import Receive, Scope, Send
@@ -27,6 +28,23 @@ _EVENTS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold events back otherwise
 ]
+
+
+DIRECT_WRITER = "twostroke.direct_writer"
+"""The ASGI extension that servers with a `DirectWriter` offer; without it every write is a message."""
+
+
+class DirectWriter(Protocol):
+    """Writes to a begun stream without the messages of ASGI."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether the response has begun, and its client reads fast enough."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send a part of the body that is not the last."""
+        ...
 
 
 class State(enum.Enum):
@@ -48,6 +66,7 @@ class Exchange:
         self._writes = 0
         self._writing = False
         self._comment: asyncio.Task[None] | None = None
+        self._direct: DirectWriter | None = scope.get("extensions", {}).get(DIRECT_WRITER)
         self.state = State.OPEN
 
     async def body(self, limit: int) -> bytes:
@@ -109,6 +128,23 @@ class Exchange:
             await asyncio.wait((self._comment,))
             self._comment = None
         await self._write(data, last=last)
+
+    @property
+    def writable(self) -> bool:
+        """Whether `write_event` may be called: the stream has begun, and the server takes bytes at once."""
+        return (
+            self._direct is not None
+            and self.state is State.STREAMING
+            and not self._writing
+            and self._comment is None
+            and self._direct.writable
+        )
+
+    def write_event(self, data: bytes) -> None:
+        """Write encoded events in the middle of a stream, without waiting. Only while it is `writable`."""
+        if data and self._direct is not None:
+            self._writes += 1
+            self._direct.write(data)
 
     async def _write(self, data: bytes, *, last: bool = False) -> None:
         self._writes += 1

@@ -14,12 +14,38 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from twostroke.frontend.exchange import DIRECT_WRITER
 from twostroke.protocol.openai_answers import ErrorBody, ErrorObject
 
 MAX_HEAD_BYTES = 64 << 10
 REQUEST_S = 75.0
+
+
+class _ChunkWriter:
+    """Writes chunks of one begun response: see `DirectWriter`.
+
+    Args:
+        cycle: The response.
+    """
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def writable(self) -> bool:
+        """See `DirectWriter`."""
+        cycle = self._cycle
+        return bool(cycle.chunked_encoding) and not (
+            cycle.flow.write_paused or cycle.disconnected or cycle.response_complete
+        )
+
+    def write(self, data: bytes) -> None:
+        """See `DirectWriter`."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -64,6 +90,7 @@ class HttpProtocol(HttpToolsProtocol):
         """The head is here."""
         self._head_bytes = None
         super().on_headers_complete()
+        self.scope["extensions"] = {DIRECT_WRITER: _ChunkWriter(self.cycle)}  # type: ignore[dict-item] # any value may stand there
 
     def on_message_complete(self) -> None:
         """The whole request is here."""

@@ -55,6 +55,13 @@ class Piece:
     prompt_logprobs: list[ScoredPromptToken] | None = None
 
     @property
+    def plain(self) -> bool:
+        """Whether it is text and nothing else."""
+        return (
+            not self.tokens and self.finish_reason is None and self.token_ids is None and self.prompt_logprobs is None
+        )
+
+    @property
     def empty(self) -> bool:
         """Whether there is nothing to tell a client yet."""
         return not self.text and self.finish_reason is None
