@@ -16,9 +16,9 @@ from benchmarks.gpu.run_all import NAME, GpuReport, Outcome, PartRun, run_part, 
 from benchmarks.report import Better, Verdict, save
 
 REPOSITORY = Path(__file__).parents[2]
-QUICK = (("kernels", "prefill_attention"), ("kv_transfer",))
-"""Run side by side, to save time."""
-REST = (("decode_attention", "model_steps"), ("interference",))
+QUICK = (("prefill_attention",),)
+REST = (("kernels", "decode_attention", "model_steps"), ("kv_transfer", "interference"))
+"""Two halves that run side by side, to save time."""
 NEVER = [
     "accelerate",
     "gguf",
@@ -130,6 +130,7 @@ def test_what_a_part_found_before_its_end_is_kept(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_nothing_is_imported_that_a_gpu_machine_lacks() -> None:
     """What is carried, and what torch, triton and transformers bring, is enough for every part."""
     modules = [f"benchmarks.gpu.{part.name}" for part in PARTS]

@@ -52,7 +52,7 @@ def backends(request: pytest.FixtureRequest) -> tuple[Shape, CpuAttention, Refer
     softcap=st.none() | st.just(3.0),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_steps_agree_with_the_reference(
     backends: tuple[Shape, CpuAttention, ReferenceAttention],
     lengths: list[tuple[int, int]],

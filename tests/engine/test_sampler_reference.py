@@ -10,7 +10,7 @@ from twostroke.engine.sampler import gumbel_max, sample
 from twostroke.protocol.sampling import SamplingParams
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(batch=st.lists(rows(), min_size=1, max_size=5))
 def test_a_batch_gets_the_tokens_of_the_reference(batch: list[Row]) -> None:
     """Each row alone through plain Python, all rows together through the sampler."""

@@ -20,6 +20,7 @@ from twostroke.cli.main import app
 from twostroke.protocol.config import ClusterConfig
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_tiny_model_and_cma(tmp_path: Path) -> None:
     """UCX really moves blocks: by cma within the host and by tcp beyond, as it would for a worker."""
