@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import msgspec
+
 HISTORY = 1000
 """Ended entries that are kept for people to look at."""
 
@@ -55,8 +57,7 @@ TRANSITIONS: Mapping[LedgerPhase, frozenset[LedgerPhase]] = MappingProxyType(
 """Which phases may follow each. `handoff` to `done`: the generation worker's one message was first and last."""
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseMove:
+class PhaseMove(msgspec.Struct, frozen=True, gc=False):
     """A phase and when it was entered, in seconds of the ledger's clock."""
 
     phase: LedgerPhase

@@ -141,25 +141,25 @@ class PendingResults:
 
 def _wake(sinks: Iterable[ResultSink]) -> None:
     """Wake each sink once, with one call into each loop that somebody awaits on."""
-    by_loop: dict[asyncio.AbstractEventLoop, dict[int, ResultSink]] = {}
-    for sink in sinks:
-        loop = sink.loop
-        if loop is not None:
-            by_loop.setdefault(loop, {})[id(sink)] = sink
-    if not by_loop:
-        return
     try:
         current = asyncio.get_running_loop()
     except RuntimeError:
         current = None
-    for loop, woken in by_loop.items():
+    here: dict[int, ResultSink] = {}
+    elsewhere: dict[asyncio.AbstractEventLoop, dict[int, ResultSink]] = {}
+    for sink in sinks:
+        loop = sink.loop
         if loop is current:
-            _wake_all(woken.values())
-            continue
+            here[id(sink)] = sink
+        elif loop is not None:
+            elsewhere.setdefault(loop, {})[id(sink)] = sink
+    for loop, woken in elsewhere.items():
         try:
             loop.call_soon_threadsafe(_wake_all, list(woken.values()))
         except RuntimeError:
             log.debug("a reader's loop is closed", readers=len(woken))
+    if current is not None:
+        _wake_all(here.values())
 
 
 def _wake_all(sinks: Iterable[ResultSink]) -> None:

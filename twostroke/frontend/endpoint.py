@@ -132,14 +132,17 @@ class GenerationEndpoint:
             # The worker ends it at about the same time; this also covers a worker that hangs.
             end(DeadlineError(f"the request did not end within {timeout_s:g} s"))
 
-        with contextlib.ExitStack() as stack:
-            for request in submission.requests:
-                sequences = self._executor.submit_all(request)
-                results += sequences
-                stack.enter_context(self._in_flight.tracked(sequences))
-            stack.enter_context(exchange.watch(leave))
-            stack.callback(asyncio.get_running_loop().call_later(timeout_s, expire).cancel)
-            yield results
+        timer = asyncio.get_running_loop().call_later(timeout_s, expire)
+        try:
+            with exchange.watch(leave):
+                for request in submission.requests:
+                    sequences = self._executor.submit_all(request)
+                    self._in_flight.track(sequences)
+                    results += sequences
+                yield results
+        finally:
+            timer.cancel()
+            self._in_flight.untrack(results)
 
     async def _stream(self, exchange: Exchange, submission: Submission, choices: list[Choice]) -> None:
         """One write a batch of pieces; the last ones, the counts and the end mark leave together."""

@@ -30,12 +30,16 @@ _EVENTS = [
 ]
 
 
-DIRECT_WRITER = "twostroke.direct_writer"
-"""The ASGI extension that servers with a `DirectWriter` offer; without it every write is a message."""
+DIRECT_CONNECTION = "twostroke.direct_connection"
+"""The ASGI extension that servers with a `DirectConnection` offer; without it messages do what it does."""
 
 
-class DirectWriter(Protocol):
-    """Writes to a begun stream without the messages of ASGI."""
+class DirectConnection(Protocol):
+    """The client's connection without the messages of ASGI in between."""
+
+    def watch(self, on_left: Callable[[], None] | None) -> None:
+        """Have `on_left` called once the client has closed it, now if it has already; None ends that."""
+        ...
 
     @property
     def writable(self) -> bool:
@@ -66,7 +70,7 @@ class Exchange:
         self._writes = 0
         self._writing = False
         self._comment: asyncio.Task[None] | None = None
-        self._direct: DirectWriter | None = scope.get("extensions", {}).get(DIRECT_WRITER)
+        self._direct: DirectConnection | None = scope.get("extensions", {}).get(DIRECT_CONNECTION)
         self.state = State.OPEN
 
     async def body(self, limit: int) -> bytes:
@@ -95,19 +99,29 @@ class Exchange:
     @contextlib.contextmanager
     def watch(self, on_left: Callable[[], None]) -> Iterator[None]:
         """Within the context, call `on_left` as soon as the client closes its connection. The body was read before."""
+        if self._direct is not None:
+            self._direct.watch(lambda: self._left(on_left))
+            try:
+                yield
+            finally:
+                self._direct.watch(None)
+            return
 
         async def wait() -> None:
             while (await self._receive())["type"] != "http.disconnect":
                 pass
-            if self.state in (State.OPEN, State.STREAMING):
-                self.state = State.LEFT
-                on_left()
+            self._left(on_left)
 
         task = asyncio.get_running_loop().create_task(wait())
         try:
             yield
         finally:
             task.cancel()
+
+    def _left(self, tell: Callable[[], None]) -> None:
+        if self.state in (State.OPEN, State.STREAMING):
+            self.state = State.LEFT
+            tell()
 
     async def json(self, body: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         """Answer with a JSON body and be complete."""

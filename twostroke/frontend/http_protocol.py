@@ -10,41 +10,62 @@ and a connection that never says anything would be kept for ever. How long a bod
 
 import asyncio
 import socket
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from twostroke.frontend.exchange import DIRECT_WRITER
+from twostroke.frontend.exchange import DIRECT_CONNECTION
 from twostroke.protocol.openai_answers import ErrorBody, ErrorObject
 
 MAX_HEAD_BYTES = 64 << 10
 REQUEST_S = 75.0
 
 
-class _ChunkWriter:
-    """Writes chunks of one begun response: see `DirectWriter`.
+class _DirectConnection:
+    """One response's view of its connection: see `DirectConnection`.
 
     Args:
         cycle: The response.
     """
 
-    __slots__ = ("_cycle",)
+    __slots__ = ("_cycle", "_on_left")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self._on_left: Callable[[], None] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is."""
+        return self._cycle.response_complete
+
+    def watch(self, on_left: Callable[[], None] | None) -> None:
+        """See `DirectConnection`."""
+        self._on_left = on_left
+        if on_left is not None:
+            self._cycle.flow.resume_reading()  # a long body may have paused it: then nobody would see the client go
+            if self._cycle.disconnected:
+                self.left()
+
+    def left(self) -> None:
+        """The client has closed the connection."""
+        on_left, self._on_left = self._on_left, None
+        if on_left is not None:
+            on_left()
 
     @property
     def writable(self) -> bool:
-        """See `DirectWriter`."""
+        """See `DirectConnection`."""
         cycle = self._cycle
         return bool(cycle.chunked_encoding) and not (
             cycle.flow.write_paused or cycle.disconnected or cycle.response_complete
         )
 
     def write(self, data: bytes) -> None:
-        """See `DirectWriter`."""
+        """See `DirectConnection`."""
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
@@ -55,6 +76,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_bytes: int | None = 0  # of the head that is being read, but for its first chunk; None in a body
         self._request_timer: asyncio.TimerHandle | None = None
+        self._directs: list[_DirectConnection] = []  # of requests that have no answer yet: several if pipelined
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base class
         """Switch Nagle's algorithm off: with it, small chunks wait for the client's delayed acknowledgement (40 ms)."""
@@ -68,6 +90,8 @@ class HttpProtocol(HttpToolsProtocol):
         """Nothing is waited for any more."""
         self._stop_timer()
         super().connection_lost(exc)
+        for direct in self._directs:
+            direct.left()
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse a head that does not end."""
@@ -90,7 +114,9 @@ class HttpProtocol(HttpToolsProtocol):
         """The head is here."""
         self._head_bytes = None
         super().on_headers_complete()
-        self.scope["extensions"] = {DIRECT_WRITER: _ChunkWriter(self.cycle)}  # type: ignore[dict-item] # any value may stand there
+        direct = _DirectConnection(self.cycle)
+        self._directs = [*(one for one in self._directs if not one.complete), direct]
+        self.scope["extensions"] = {DIRECT_CONNECTION: direct}  # type: ignore[dict-item] # any value may stand there
 
     def on_message_complete(self) -> None:
         """The whole request is here."""

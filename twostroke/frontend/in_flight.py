@@ -52,16 +52,15 @@ class InFlight:
         finally:
             self._admitted -= places
 
-    @contextlib.contextmanager
-    def tracked(self, results: Sequence[GenerationResult]) -> Iterator[None]:
-        """Let `fail_pending` reach the `results` of one request; whatever ends the context early aborts them."""
+    def track(self, results: Sequence[GenerationResult]) -> None:
+        """Let `fail_pending` reach `results`, until `untrack`."""
         self._results.update(results)
-        try:
-            yield
-        finally:
-            self._results.difference_update(results)
-            if not all(result.done for result in results):
-                self._executor.abort_request(results[0].key.client_id)
+
+    def untrack(self, results: Sequence[GenerationResult]) -> None:
+        """The request of these results has its answer; those that still run are aborted."""
+        self._results.difference_update(results)
+        for client_id in dict.fromkeys([result.key.client_id for result in results if not result.done]):
+            self._executor.abort_request(client_id)
 
     def stop_admitting(self) -> None:
         """Refuse new requests from now on."""

@@ -1,7 +1,7 @@
 """What differs between the endpoints that generate text: how a body is read and how an answer is written."""
 
+import secrets
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -93,7 +93,7 @@ class Envelope:
     """
 
     def __init__(self, id_prefix: str, kind: str, model: str, usage: StreamUsage) -> None:
-        self.id = f"{id_prefix}-{uuid.uuid4().hex}"
+        self.id = f"{id_prefix}-{secrets.token_hex(16)}"
         self.created = int(time.time())
         self.model = model
         head = msgspec.json.encode({"id": self.id, "object": kind, "created": self.created, "model": model})[:-1]
