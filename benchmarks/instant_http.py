@@ -3,8 +3,8 @@
     python -m benchmarks.instant_http prefill|decode    prints `port: PORT`
 
 A prefill worker answers every request with one token and, as vLLM's does, with parameters for the hand-over; a decode
-worker makes `max_tokens`. As with `instant_worker`, a request's seed is its pace in milliseconds a token; 0 is as fast
-as the loop goes round, one token of every stream in each turn. Each token of a stream is written by itself.
+worker makes `max_tokens`. As with `instant_worker`, a request's seed is its pace in milliseconds a token, one at least;
+an answer that is not streamed comes at once. Each token of a stream is written by itself.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import httptools
 import msgspec
 import uvloop
 
-from benchmarks.instant_worker import MODEL
+from benchmarks.instant_worker import LEAST_STEP_MS, MODEL
 
 WORD = " word"
 _ANSWERS = {
@@ -84,7 +84,9 @@ class Steps:
         self._streams.append((transport, tokens))
 
     def _schedule(self) -> None:
-        self._due += self._step_s
+        # As in `instant_worker`: late steps are made up for, but for the fastest.
+        fastest = self._step_s * 1000 <= LEAST_STEP_MS
+        self._due = (asyncio.get_running_loop().time() if fastest else self._due) + self._step_s
         asyncio.get_running_loop().call_at(self._due, self._step)
 
     def _step(self) -> None:
@@ -121,7 +123,7 @@ class Worker:
             transport.write(_whole_answer(whole(tokens, handover=self.prefill)))
             return
         transport.write(_STREAM)
-        step_ms = 0 if self.prefill else fields.seed or 0
+        step_ms = max(fields.seed or 0, LEAST_STEP_MS)
         self._steps.setdefault(step_ms, Steps(step_ms / 1000)).add(transport, tokens)
 
 

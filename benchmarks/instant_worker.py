@@ -4,7 +4,7 @@
 
 Each role is a worker's endpoint on a thread of its own, speaking the protocol of real workers: attaching over CURVE,
 heartbeats, one message a step and frontend, hand-overs. The tokens are the given ones in turn. A request's seed is its
-pace: so many milliseconds a token; 0 is as fast as the loop goes round.
+pace: so many milliseconds a token, one at least: no engine steps faster, and each step is one of all that run.
 """
 
 import argparse
@@ -29,6 +29,8 @@ MODEL = "instant"
 VOCABULARY = 49152
 HEARTBEAT_S = 0.25
 IDLE_S = 0.05
+LEAST_STEP_MS = 1
+"""Of an engine that takes no time."""
 _BLOCK = 16
 _LAYOUT = LayoutFingerprint("0" * 64, "bfloat16", _BLOCK, 30, 3, 64)
 
@@ -99,10 +101,16 @@ class InstantWorker:
         self._endpoint.close()
 
     def _idle_s(self) -> float:
-        """How long nothing is due. A poll counts in whole milliseconds and rounds down: the rest is gone round."""
+        """How long nothing is due. A poll counts in whole milliseconds and rounds down: the rest is gone round.
+
+        The fastest steps are rather late than that they keep a processor busy.
+        """
         now = time.monotonic()
-        due = (pace.due for pace in self._paces.values() if pace.sequences)
-        return max(min((at - now for at in due), default=IDLE_S), 0.0)
+        running = [pace for pace in self._paces.values() if pace.sequences]
+        idle_s = min((pace.due - now for pace in running), default=IDLE_S)
+        if idle_s > 0 and any(pace.step_s * 1000 <= LEAST_STEP_MS for pace in running):
+            return max(idle_s, LEAST_STEP_MS / 1000)
+        return max(idle_s, 0.0)
 
     def _take(self, event: Inbound | FrontendLost) -> None:
         if isinstance(event, FrontendLost):
@@ -123,6 +131,7 @@ class InstantWorker:
         count = 1 if request.phase is Phase.CONTEXT_ONLY else (request.sampling.max_tokens or 1) - offset
         # A context phase is one step, and at once: what is paced is decoding.
         step_ms = 0 if request.phase is Phase.CONTEXT_ONLY else request.sampling.seed
+        step_ms = max(step_ms, LEAST_STEP_MS)
         pace = self._paces.setdefault(step_ms, _Pace(step_ms / 1000))
         if not pace.sequences:
             pace.due = time.monotonic() + pace.step_s
@@ -132,7 +141,8 @@ class InstantWorker:
         """One token for each sequence that is due, one message for each frontend."""
         for pace in self._paces.values():
             if pace.sequences and now >= pace.due:
-                pace.due += pace.step_s
+                # Steps that came late are made up for, but for the fastest: there nobody counts on the pace.
+                pace.due = (now if pace.step_s * 1000 <= LEAST_STEP_MS else pace.due) + pace.step_s
                 batches: dict[int, list[SequenceOutput]] = {}
                 for one in pace.sequences:
                     batches.setdefault(one.frontend_id, []).append(self._output(one))

@@ -127,11 +127,13 @@ class GenerationResult:
                 self._end(from_info(output.error))
                 return
             try:
-                fresh = self._offsets.accept(output)
+                # Nearly every output is the next one: that is seen without a call.
+                fresh = output.offset == self._offsets.expected or self._offsets.accept(output)
             except InternalRequestError as error:
                 self._end(error)
             else:
                 if fresh:
+                    self._offsets.expected += len(output.token_ids) // TOKEN_BYTES
                     self._outputs.append(output)
                     self._finished = output.finish_reason is not None
                     if self._blocked:

@@ -134,13 +134,14 @@ class GenerationEndpoint:
 
         timer = asyncio.get_running_loop().call_later(timeout_s, expire)
         try:
-            with exchange.watch(leave):
-                for request in submission.requests:
-                    sequences = self._executor.submit_all(request)
-                    self._in_flight.track(sequences)
-                    results += sequences
-                yield results
+            for request in submission.requests:
+                sequences = self._executor.submit_all(request)
+                self._in_flight.track(sequences)
+                results += sequences
+            exchange.watch(leave)
+            yield results
         finally:
+            exchange.unwatch()
             timer.cancel()
             self._in_flight.untrack(results)
 

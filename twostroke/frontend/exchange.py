@@ -9,6 +9,7 @@ any --the client closes--> left                            (nothing is sent any 
 import asyncio
 import contextlib
 import enum
+import functools
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -70,7 +71,9 @@ class Exchange:
         self._writes = 0
         self._writing = False
         self._comment: asyncio.Task[None] | None = None
-        self._direct: DirectConnection | None = scope.get("extensions", {}).get(DIRECT_CONNECTION)
+        self._watcher: asyncio.Task[None] | None = None
+        # Taken from the scope, of which it knows: a cycle would keep every request until the garbage is collected.
+        self._direct: DirectConnection | None = scope.get("extensions", {}).pop(DIRECT_CONNECTION, None)
         self.state = State.OPEN
 
     async def body(self, limit: int) -> bytes:
@@ -96,15 +99,10 @@ class Exchange:
             more = message.get("more_body", False)
         return b"".join(chunks)
 
-    @contextlib.contextmanager
-    def watch(self, on_left: Callable[[], None]) -> Iterator[None]:
-        """Within the context, call `on_left` as soon as the client closes its connection. The body was read before."""
+    def watch(self, on_left: Callable[[], None]) -> None:
+        """Call `on_left` as soon as the client closes its connection, until `unwatch`. The body was read before."""
         if self._direct is not None:
-            self._direct.watch(lambda: self._left(on_left))
-            try:
-                yield
-            finally:
-                self._direct.watch(None)
+            self._direct.watch(functools.partial(self._left, on_left))
             return
 
         async def wait() -> None:
@@ -112,11 +110,14 @@ class Exchange:
                 pass
             self._left(on_left)
 
-        task = asyncio.get_running_loop().create_task(wait())
-        try:
-            yield
-        finally:
-            task.cancel()
+        self._watcher = asyncio.get_running_loop().create_task(wait())
+
+    def unwatch(self) -> None:
+        """Watch the connection no longer."""
+        if self._direct is not None:
+            self._direct.watch(None)
+        if self._watcher is not None:
+            self._watcher.cancel()
 
     def _left(self, tell: Callable[[], None]) -> None:
         if self.state in (State.OPEN, State.STREAMING):

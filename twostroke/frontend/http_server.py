@@ -43,7 +43,7 @@ BACKLOG = 2048
 KEEP_ALIVE_S = 75
 """An idle connection stays open so long: longer than usual clients keep one, so that they close first."""
 FAREWELL_S = 1.0
-GC_OBJECTS = 10_000
+GC_OBJECTS = 50_000
 """Objects that are made, and not freed, between two collections of the young."""
 _POLL_S = 0.02
 

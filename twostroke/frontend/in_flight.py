@@ -4,8 +4,7 @@ open --stop_admitting()--> stopping     (new requests get 503, running ones go o
 fail_pending(): every running result fails, so that each client gets its one final event
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from twostroke.executor.base import GenerationExecutor
 from twostroke.executor.result import GenerationResult
@@ -30,14 +29,17 @@ class InFlight:
         self._results: set[GenerationResult] = set()
         self.stopping = False
 
-    @contextlib.contextmanager
-    def slot(self, places: int = 1) -> Iterator[None]:
-        """Hold so many of the limited places, one a choice, for the time of a request.
+    def slot(self, places: int = 1) -> "Slot":
+        """A context that holds so many of the limited places, one a choice, for the time of a request.
 
-        Raises:
+        Entering it raises:
             OverloadedError: The frontend stops (503).
             ApiError: There are not so many left (429).
         """
+        return Slot(self, places)
+
+    def admit(self, places: int) -> None:
+        """Take places; errors as `slot`. `leave` gives them back."""
         if self.stopping:
             raise OverloadedError(STOPPING)
         if self._admitted + places > self._limit:
@@ -47,10 +49,10 @@ class InFlight:
             )
             raise ApiError(Kind.OVER_LIMIT, message, code="too_many_requests")
         self._admitted += places
-        try:
-            yield
-        finally:
-            self._admitted -= places
+
+    def leave(self, places: int) -> None:
+        """Give places back."""
+        self._admitted -= places
 
     def track(self, results: Sequence[GenerationResult]) -> None:
         """Let `fail_pending` reach `results`, until `untrack`."""
@@ -79,3 +81,24 @@ class InFlight:
             result.wake()
         for client_id in dict.fromkeys(result.key.client_id for result in running):
             self._executor.abort_request(client_id)
+
+
+class Slot:
+    """See `InFlight.slot`. A class: entering and leaving it takes a third of what a generator takes.
+
+    Args:
+        in_flight: Where the places are.
+        places: How many.
+    """
+
+    __slots__ = ("_in_flight", "_places")
+
+    def __init__(self, in_flight: InFlight, places: int) -> None:
+        self._in_flight = in_flight
+        self._places = places
+
+    def __enter__(self) -> None:
+        self._in_flight.admit(self._places)
+
+    def __exit__(self, *_: object) -> None:
+        self._in_flight.leave(self._places)
