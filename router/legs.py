@@ -44,9 +44,12 @@ class Leg:
         phase: The part of the request's life that the worker runs.
         key: Names the sequence, attempt included.
         claim: Counts the sequence on its worker until the leg is closed.
+
+    Attributes:
+        wake: Resumes the reader of the client's result; see `ResultSink`.
     """
 
-    __slots__ = ("claim", "client", "key", "open", "owner", "phase")
+    __slots__ = ("claim", "client", "key", "open", "owner", "phase", "wake")
 
     def __init__(self, owner: LegOwner, client: ResultSink, phase: Phase, key: SequenceKey, claim: Claim) -> None:
         self.owner = owner
@@ -55,6 +58,7 @@ class Leg:
         self.key = key
         self.claim = claim
         self.open = True
+        self.wake = client.wake  # called with every batch of outputs: not once more than need be
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -77,10 +81,6 @@ class Leg:
         if self.open:
             self._close()
             self.owner.leg_failed(self, error)
-
-    def wake(self) -> None:
-        """Resume the reader of the client's result."""
-        self.client.wake()
 
     def drop(self) -> bool:
         """Close the leg without telling its worker; whether it was open."""

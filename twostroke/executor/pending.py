@@ -102,7 +102,7 @@ class PendingResults:
                     fed.append((sink, output))
         for sink, output in fed:
             sink.feed(output)
-        _wake(sink for sink, _ in fed)
+        _wake([sink for sink, _ in fed])
         return len(outputs) - len(fed)
 
     def abort(self, client_id: int, index: int | None) -> None:
@@ -145,21 +145,21 @@ def _wake(sinks: Iterable[ResultSink]) -> None:
         current = asyncio.get_running_loop()
     except RuntimeError:
         current = None
-    here: dict[int, ResultSink] = {}
-    elsewhere: dict[asyncio.AbstractEventLoop, dict[int, ResultSink]] = {}
-    for sink in sinks:
+    here: list[ResultSink] = []
+    elsewhere: dict[asyncio.AbstractEventLoop, list[ResultSink]] = {}
+    for sink in dict.fromkeys(sinks):
         loop = sink.loop
         if loop is current:
-            here[id(sink)] = sink
+            here.append(sink)
         elif loop is not None:
-            elsewhere.setdefault(loop, {})[id(sink)] = sink
+            elsewhere.setdefault(loop, []).append(sink)
     for loop, woken in elsewhere.items():
         try:
-            loop.call_soon_threadsafe(_wake_all, list(woken.values()))
+            loop.call_soon_threadsafe(_wake_all, woken)
         except RuntimeError:
             log.debug("a reader's loop is closed", readers=len(woken))
     if current is not None:
-        _wake_all(here.values())
+        _wake_all(here)
 
 
 def _wake_all(sinks: Iterable[ResultSink]) -> None:

@@ -90,7 +90,7 @@ class Pieces:
         self._left: Batch = []
         self._scheduled = False
         for choice in choices:
-            choice.subscribe(self._wake)
+            choice.subscribe(self._advance if len(choices) == 1 else self._wake)
 
     @property
     def unfinished(self) -> int:
@@ -125,9 +125,8 @@ class Pieces:
         return batch
 
     def _wake(self) -> None:
-        if len(self._open) <= 1:
-            self._advance()
-        elif not self._scheduled:  # the others are about to be woken too
+        """One of several choices has something: the others are about to be woken too."""
+        if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._advance)
 

@@ -1,0 +1,86 @@
+"""Streams on servers that take bytes without messages: the same events in the same order, and a client that leaves."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from starlette.types import Message
+
+from tests.frontend.conftest import MakeApp
+from tests.support.fake_executor import FakeExecutor, Script
+from tests.support.waiting import until
+from twostroke.frontend.exchange import DIRECT_CONNECTION
+
+BODY = msgspec.json.encode({"prompt": [5], "stream": True, "max_tokens": 6})
+
+
+class Connection:
+    """Keeps what was written, by either way.
+
+    Args:
+        writable: Whether it takes bytes at once.
+    """
+
+    def __init__(self, *, writable: bool) -> None:
+        self.writable = writable
+        self.written: list[tuple[str, bytes]] = []
+        self.on_left: Callable[[], None] | None = None
+        self._body: list[bytes] = [BODY]
+
+    def watch(self, on_left: Callable[[], None] | None) -> None:
+        """See `DirectConnection`."""
+        self.on_left = on_left
+
+    def write(self, data: bytes) -> None:
+        """See `DirectConnection`."""
+        self.written.append(("direct", data))
+
+    async def receive(self) -> Message:
+        """The body, and nothing after it."""
+        return {"type": "http.request", "body": self._body.pop()}
+
+    async def send(self, message: Message) -> None:
+        """One message."""
+        if message["type"] == "http.response.body":
+            self.written.append(("message", message["body"]))
+
+    def scope(self) -> dict[str, object]:
+        """A request over this connection."""
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+        return {**scope, "extensions": {DIRECT_CONNECTION: self}}
+
+
+@pytest.mark.parametrize("writable", [True, False])
+async def test_events_keep_their_order(writable: bool, make_app: MakeApp, executor: FakeExecutor) -> None:  # noqa: FBT001 - pytest
+    """First and last events are messages; those between are written at once, if the connection takes them."""
+    executor.script = Script(steps=[(20 + n,) for n in range(6)], pause_s=0.01)
+    connection = Connection(writable=writable)
+    async with asyncio.timeout(5):
+        await make_app()(connection.scope(), connection.receive, connection.send)
+    ways = [way for way, _ in connection.written]
+    assert (ways[0], ways[-1]) == ("message", "message")
+    assert ("direct" in ways) is writable
+    data = b"".join(data for _, data in connection.written)
+    events = [event.removeprefix("data: ") for event in data.decode().split("\n\n") if event]
+    assert events.pop() == "[DONE]"
+    text = "".join(msgspec.json.decode(event)["choices"][0]["text"] for event in events)
+    executor.script = Script(steps=[tuple(20 + n for n in range(6))])
+    whole = Connection(writable=False)
+    await make_app()(whole.scope(), whole.receive, whole.send)
+    assert text == msgspec.json.decode(whole.written[0][1].split(b"\n\n")[0][6:])["choices"][0]["text"]
+
+
+async def test_a_client_that_leaves_takes_its_request_along(make_app: MakeApp, executor: FakeExecutor) -> None:
+    """The executor is told at once, and nothing is watched any more."""
+    executor.script = Script(hold=1)
+    connection = Connection(writable=True)
+    answering = asyncio.create_task(make_app()(connection.scope(), connection.receive, connection.send))
+    await until(lambda: connection.written)
+    assert connection.on_left is not None
+    connection.on_left()
+    async with asyncio.timeout(5):
+        await answering
+    assert executor.running == 0
+    assert executor.calls.aborts == [(executor.calls.requests[0].key.client_id, None)]
+    assert connection.on_left is None
