@@ -78,7 +78,9 @@ def test_the_rehearsals_leave_no_part_out() -> None:
 def _check_kernels(report: GpuReport) -> None:
     for case in CASES["kernels"]:
         assert report.of(case, "wrong").samples == [0.0]
-    assert all(one.verdict is Verdict.AIM for one in report.comparisons)
+    verdicts = [one.verdict for one in report.comparisons if one.peer in {"allowed", "checked"}]
+    assert verdicts
+    assert set(verdicts) == {Verdict.AIM}
 
 
 def _check_transfers(report: GpuReport) -> None:
