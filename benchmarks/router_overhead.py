@@ -75,6 +75,26 @@ class Sizes:
     paced_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A part of some paced streams that was looked at.
+
+    Attributes:
+        spent_us: The router's processor time in it.
+        chunks: That arrived in it.
+        tokens: That workers made in it, as far as their pace tells.
+    """
+
+    spent_us: float
+    chunks: int
+    tokens: float
+
+    @property
+    def share(self) -> float:
+        """Of tokens that had a chunk of their own."""
+        return self.chunks / self.tokens
+
+
 async def per_request(contender: Contender, sizes: Sizes, *, stream: bool) -> float:
     """CPU microseconds for one request at full load."""
     request = contender.request(sizes.prompt_tokens, sizes.tokens, stream=stream)
@@ -96,7 +116,7 @@ async def per_chunk(contender: Contender, sizes: Sizes, streams: int) -> float:
         RuntimeError: Tokens shared chunks, time and again.
     """
     for _ in range(_TRIES):
-        window = await _paced(contender, sizes, streams)
+        window = await paced(contender, sizes, streams)
         if window.share >= _OWN_CHUNK or not contender.keeps_pace:
             return window.spent_us / window.chunks
     raise RuntimeError(
@@ -105,27 +125,7 @@ async def per_chunk(contender: Contender, sizes: Sizes, streams: int) -> float:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """A part of some paced streams that was looked at.
-
-    Attributes:
-        spent_us: The router's processor time in it.
-        chunks: That arrived in it.
-        tokens: That workers made in it, as far as their pace tells.
-    """
-
-    spent_us: float
-    chunks: int
-    tokens: float
-
-    @property
-    def share(self) -> float:
-        """Of tokens that had a chunk of their own."""
-        return self.chunks / self.tokens
-
-
-async def _paced(contender: Contender, sizes: Sizes, streams: int) -> _Window:
+async def paced(contender: Contender, sizes: Sizes, streams: int) -> Window:
     """Look at paced streams once all of them run; then leave them.
 
     Raises:
@@ -147,7 +147,7 @@ async def _paced(contender: Contender, sizes: Sizes, streams: int) -> _Window:
     if ended or not chunks:
         seen = f"{chunks} chunks in {took_s:.1f} s, and {ended} of {streams} streams ended"
         raise RuntimeError(f"{contender.name}: {seen}")
-    return _Window(spent, chunks, streams * took_s * 1000 / STEP_MS)
+    return Window(spent, chunks, streams * took_s * 1000 / STEP_MS)
 
 
 async def _begun(contender: Contender, connections: list[Connection]) -> None:
@@ -182,14 +182,14 @@ Measure = Callable[[Contender], float]
 def cases(runner: asyncio.Runner, sizes: Sizes) -> dict[str, Measure]:
     """What is measured of each contender, by name."""
 
-    def paced(streams: int) -> Measure:
+    def chunks(streams: int) -> Measure:
         return lambda contender: runner.run(per_chunk(contender, sizes, streams))
 
     measures: dict[str, Measure] = {
         "per request": lambda contender: runner.run(per_request(contender, sizes, stream=False)),
         f"per {sizes.tokens}-token stream": lambda contender: runner.run(per_request(contender, sizes, stream=True)),
     }
-    return measures | {f"per chunk, {streams} paced streams": paced(streams) for streams in PACED_STREAMS}
+    return measures | {f"per chunk, {streams} paced streams": chunks(streams) for streams in PACED_STREAMS}
 
 
 def start(peers: Path, model: Path, stack: ExitStack, report: Report) -> list[Contender]:
