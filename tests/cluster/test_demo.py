@@ -98,6 +98,7 @@ def test_the_answer_took_both_roles(client: openai.OpenAI, cluster: Cluster) -> 
     cluster.wait_idle()
 
 
+@pytest.mark.long
 def test_bfloat16_tokens_stay_within_the_margin(cluster: Cluster) -> None:
     """Every greedy token is the library's likeliest after the same tokens, or within the margin that is documented.
 

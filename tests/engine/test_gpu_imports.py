@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROBE = """
 import sys
 sys.modules.update(numba=None, llvmlite=None)
@@ -12,6 +14,7 @@ import twostroke.engine.samplers, twostroke.engine.head_copy
 """
 
 
+@pytest.mark.long
 def test_no_compiler_for_cpus_is_imported() -> None:
     """Engine, runner, kernels and transfer start where numba and llvmlite are missing."""
     run = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=100, check=False)
