@@ -138,8 +138,8 @@ async def test_a_storm_of_aborts_leaves_no_block_behind() -> None:
             frontend.abort(key.client_id)
         try:
             assert await asyncio.wait_for(task, 30) == expected_output(prompt, OUTPUT_TOKENS, 1000)
-        except AbortedError:
-            assert gives_up
+        except (AbortedError, TransferError):
+            assert gives_up  # TransferError: the abort came between the phases, and the lease ended before its reader
 
     async with running_two_roles(ENGINE) as roles:
         prompts = [[3 + (number * 13 + i) % 900 for i in range(draw.randrange(1, 40))] for number in range(80)]
