@@ -1,6 +1,6 @@
 """How fast do KV blocks move between two processes, against a bare loop of UCX puts over the same addresses?
 
-    python -m benchmarks.kv_transfer [--rounds 5] [--mib 512] [--cma] [--peers /tmp/peers]
+    python -m benchmarks.kv_transfer [--rounds 5] [--mib 512] [--cma] [--peers DIR]
 
 Every contender copies all blocks of one cache into another, once a round, in an order of its own round:
 
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="copies of each contender and case (%(default)s)")
     parser.add_argument("--mib", type=int, default=512, help="MiB of each cache, copied whole (%(default)s)")
     parser.add_argument("--cma", action="store_true", help="measure shared memory as well")
-    parser.add_argument("--peers", type=Path, default=Path("/tmp/peers"), help="environments of peers (%(default)s)")  # noqa: S108
+    parser.add_argument("--peers", type=Path, default=Path("peers"), help="environments of peers (%(default)s)")
     output_options(parser)
     options = parser.parse_args()
 
