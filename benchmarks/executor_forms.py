@@ -166,7 +166,14 @@ async def _stream(executor: GenerationExecutor, load: Load) -> int:
 async def _request(executor: GenerationExecutor, tokens: int, step_ms: int) -> int:
     """Run one request as the HTTP frontend does; how many tokens came."""
     result = executor.submit(request_of(executor.draw_client_id(), tokens, step_ms))
+    woken = asyncio.Event()
+    result.subscribe(woken.set)
     made = 0
-    while outputs := await result.next_outputs():
+    while True:
+        outputs = result.take_waiting()
         made += sum(token_count(output.token_ids) for output in outputs)
-    return made
+        if outputs and outputs[-1].final:
+            return made
+        if not outputs:
+            await woken.wait()
+            woken.clear()

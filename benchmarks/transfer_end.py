@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -129,6 +129,7 @@ class Checked(msgspec.Struct, frozen=True, tag=True):
 
 Order = Offer | Fetch | OpenDoor | Serve | Put | Number | Clear | Check | Stop
 Answer = Offered | Opened | Took | Checked
+_A = TypeVar("_A", bound=Answer)
 
 
 class TransferEnd:
@@ -169,31 +170,27 @@ class TransferEnd:
 
     def took(self, order: Order) -> float:
         """Give an order, and wait until it is done; how long it took there."""
-        answer = self._ask(order)
-        assert isinstance(answer, Took), answer  # noqa: S101 - each order has its answer
-        return answer.seconds
+        return self._ask(order, Took).seconds
 
     def offer(self, number: int, blocks: bytes) -> TransferHandle:
         """Lease blocks."""
-        answer = self._ask(Offer(number, blocks))
-        assert isinstance(answer, Offered), answer  # noqa: S101
-        return answer.handle
+        return self._ask(Offer(number, blocks), Offered).handle
 
     def open_door(self) -> Door:
         """Open the put loop's target."""
-        answer = self._ask(OpenDoor())
-        assert isinstance(answer, Opened), answer  # noqa: S101
-        return answer.door
+        return self._ask(OpenDoor(), Opened).door
 
     def wrong(self, copies: Copies) -> int:
         """How many blocks do not hold their source."""
-        answer = self._ask(Check(copies))
-        assert isinstance(answer, Checked), answer  # noqa: S101
-        return answer.wrong
+        return self._ask(Check(copies), Checked).wrong
 
-    def _ask(self, order: Order) -> Answer:
+    def _ask(self, order: Order, kind: type[_A]) -> _A:
+        """Give an order that is answered with a `kind`."""
         self.order(order)
-        return self._await()
+        answer = self._await()
+        if not isinstance(answer, kind):
+            raise RuntimeError(f"process {self.process.pid} answered {order} with {answer}")  # noqa: TRY004 - no wrong argument
+        return answer
 
     def _await(self) -> Answer:
         if not self._connection.poll(_PATIENCE_S):

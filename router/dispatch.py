@@ -96,13 +96,14 @@ class Dispatcher:
                 f"{len(self._waiting)} requests wait for a worker already (router.max_queued); try again later"
             )
 
-    def admit(self, prompt_tokens: int) -> Placement | None:
-        """Workers for a new request, or None if it may wait for some.
+    def admit(self, prompt_tokens: int, refused_by: Collection[AttachedWorker] = ()) -> Placement | None:
+        """Workers for a request, or None if it may wait for some. Nobody overtakes those that wait already.
 
         Raises:
             OverloadedError: As `check_room`.
         """
-        placement = None if self._waiting else self._place(prompt_tokens, ())
+        # The next tick serves those that wait in order.
+        placement = None if self._waiting else self._place(prompt_tokens, refused_by)
         if placement is None:
             self.check_room()
         return placement
@@ -113,13 +114,11 @@ class Dispatcher:
         Raises:
             OverloadedError: No worker will take it; it does not wait.
         """
-        # Nobody overtakes those that wait: the next tick serves them in order.
-        placement = None if self._waiting else self._place(request.prompt_tokens, request.refused_by)
+        placement = self.admit(request.prompt_tokens, request.refused_by)
         if placement is not None:
             request.begin(placement)
-            return
-        self.check_room()
-        self._waiting[request] = self._clock()
+        else:
+            self._waiting[request] = self._clock()
 
     def forget(self, request: Placeable) -> None:
         """Stop waiting for a worker."""

@@ -50,7 +50,7 @@ from twostroke.protocol.errors import (
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.requests import GenerationRequest, Phase
 from twostroke.protocol.responses import FinishReason, SequenceOutput
-from twostroke.protocol.tokens import TOKEN_BYTES, token_count
+from twostroke.protocol.tokens import token_count
 
 _RETRIED = (EngineDeadError, OverloadedError, AbortedError)
 """What another worker may do better. An abort that nobody asked for: the worker had lost this router."""
@@ -150,32 +150,22 @@ class RequestLife:
 
     def leg_output(self, leg: Leg, output: SequenceOutput) -> None:
         """See `LegOwner`. Runs for every token: no tasks, no copies."""
-        sequence = self.sequences[leg.key.index] if self.request.n > 1 else self.sequences[0]
-        offsets = sequence.offsets
-        if output.offset == offsets.expected:  # nearly always: seen without a call
-            offsets.expected += len(output.token_ids) // TOKEN_BYTES
-        else:
-            self._out_of_order(sequence, leg, output)
+        sequence = self._sequence(leg)
+        try:
+            fresh = sequence.offsets.accept(output)
+        except InternalRequestError as error:
+            self._end(LedgerPhase.FAILED, error)
+            return
+        if not fresh:
+            if output.final:
+                self._broken(leg, f"its last message repeats token {output.offset}")
             return
         if leg.phase is Phase.CONTEXT_ONLY:
             self._context_output(sequence, leg, output)
             return
         if sequence.phase is not LedgerPhase.GENERATION:
             output = self._generation_begins(sequence, leg, output)
-        if output.finish_reason is None:
-            sequence.client.feed(output)
-        else:
-            self._forward(sequence, leg, output)
-
-    def _out_of_order(self, sequence: Continuation, leg: Leg, output: SequenceOutput) -> None:
-        """Tokens before `output` were lost, or it repeats some, which only a last message must not do."""
-        try:
-            sequence.offsets.accept(output)
-        except InternalRequestError as error:
-            self._end(LedgerPhase.FAILED, error)
-            return
-        if output.final:
-            self._broken(leg, f"its last message repeats token {output.offset}")
+        self._forward(sequence, leg, output)
 
     def leg_failed(self, leg: Leg, error: TwostrokeError) -> None:
         """See `LegOwner`."""

@@ -137,7 +137,7 @@ def measure(machine: Machine, findings: Findings) -> None:
 
 
 def _running(machine: Machine, role: Role, chunk: int, *, ready: bool = True) -> Process:
-    process: Process = ChildPipe(_MODULE, [machine.mode.value, role.value, str(chunk)], Answer)  # type: ignore[arg-type]
+    process: Process = ChildPipe(_MODULE, [machine.mode.value, role.value, str(chunk)], Answer)  # type: ignore[arg-type] # a union
     if ready:
         _wait_ready(process)
     return process

@@ -66,7 +66,7 @@ class End(ChildPipe[Order, Answer]):
     """
 
     def __init__(self, machine: Machine, size: int, count: int) -> None:
-        super().__init__(_MODULE, [machine.mode.value, str(count), str(size)], Answer)  # type: ignore[arg-type]
+        super().__init__(_MODULE, [machine.mode.value, str(count), str(size)], Answer)  # type: ignore[arg-type] # a union is no `type`
         self.count = count
         self.nbytes = size * count
         self.told: list[LeaseOver | FetchOver | Safe] = []

@@ -136,4 +136,4 @@ def open_machine(mode: Mode) -> Machine:
 
 
 def _timer() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call] # torch has no types for it

@@ -127,13 +127,11 @@ class GenerationResult:
                 self._end(from_info(output.error))
                 return
             try:
-                # Nearly every output is the next one: that is seen without a call.
-                fresh = output.offset == self._offsets.expected or self._offsets.accept(output)
+                fresh = self._offsets.accept(output)
             except InternalRequestError as error:
                 self._end(error)
             else:
                 if fresh:
-                    self._offsets.expected += len(output.token_ids) // TOKEN_BYTES
                     self._outputs.append(output)
                     self._finished = output.finish_reason is not None
                     if self._blocked:
@@ -207,30 +205,6 @@ class GenerationResult:
             if ended or output is not None:
                 self._waiter = None
                 return output
-            await self._waiter
-
-    async def next_outputs(self) -> list[SequenceOutput]:
-        """All outputs that wait to be read, at least one; awaits the next one if none does. Ends like `next_output`.
-
-        Returns:
-            An empty list only after the final output.
-
-        Raises:
-            TwostrokeError: The sequence failed, once all outputs before that were read.
-        """
-        self.loop = asyncio.get_running_loop()
-        while True:
-            with self._lock:
-                if self._outputs:
-                    waiting = list(self._outputs)
-                    self._outputs.clear()
-                    return waiting
-                if self._error is not None:
-                    raise self._error
-                if self._finished:
-                    return []
-                # Made under the lock, so that a feed in between is not missed.
-                self._waiter = self.loop.create_future()
             await self._waiter
 
     def take_waiting(self) -> list[SequenceOutput]:

@@ -10,7 +10,7 @@ from twostroke.frontend.metrics import SequenceTimer
 from twostroke.frontend.output import OutputText, Piece
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.openai_answers import Usage
-from twostroke.protocol.tokens import TOKEN_BYTES, token_count
+from twostroke.protocol.tokens import token_count
 
 
 class Choice:
@@ -56,15 +56,14 @@ class Choice:
         outputs = self._result.take_waiting()
         if not outputs:
             return None
-        count = len(outputs[0].token_ids) if len(outputs) == 1 else sum(len(output.token_ids) for output in outputs)
-        self._timer.tokens(count // TOKEN_BYTES)
+        self._timer.tokens(sum(token_count(output.token_ids) for output in outputs))
         piece = self.output.add(outputs)
         if self.output.stopped_by_string:
             # The engine does not know stop strings; nothing it still makes is of use.
             self._executor.complete_request(self._result.key.client_id, self._result.key.index)
         if piece.finish_reason is not None:
             self._timer.prompt(self.prompt_tokens, min(self.output.cached_tokens, self.prompt_tokens))
-        return piece if piece.text or piece.finish_reason is not None else None
+        return None if piece.empty else piece
 
 
 Batch = list[tuple[Choice, Piece]]

@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -42,12 +43,23 @@ class Durations:
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> None:
         """Report what was counted so far."""
-        total = 0
-        buckets: list[tuple[str, float]] = []
-        for bound, count in zip((*map(float, self._bounds), "+Inf"), self._counts, strict=True):
-            total += count
-            buckets.append((str(bound), total))
-        family.add_metric(labels, buckets, self._sum)
+        add_histogram(family, labels, self._bounds, self._counts, self._sum)
+
+
+def add_histogram(
+    family: HistogramMetricFamily, labels: Sequence[str], bounds: Sequence[float], counts: Sequence[int], sum_s: float
+) -> None:
+    """Add a histogram with labels to its family.
+
+    Args:
+        family: Of the histogram.
+        labels: Their values.
+        bounds: Upper bounds of the buckets but the last, ascending.
+        counts: What fell into each bucket, the last one included; not accumulated.
+        sum_s: Of everything counted.
+    """
+    names = (*(str(float(bound)) for bound in bounds), "+Inf")
+    family.add_metric(labels, list(zip(names, map(float, accumulate(counts)), strict=True)), sum_s)
 
 
 class FrontendMetrics(Collector):

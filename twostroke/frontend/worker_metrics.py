@@ -1,12 +1,12 @@
 """What Prometheus scrapes of one worker: its last heartbeat, read at each scrape."""
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from twostroke.frontend.metrics import add_histogram
 from twostroke.protocol.durations import BUCKETS_S, HandoverTimes
 from twostroke.protocol.worker import BlockCounts, Role, WorkerCounters, WorkerLoad
 
@@ -97,8 +97,6 @@ def _handover(times: HandoverTimes, labels: list[str], names: list[str]) -> Metr
         "Parts of the way from the end of prefill to the first decode step",
         labels=[*labels, "part"],
     )
-    bounds = [*map(str, BUCKETS_S), "+Inf"]
     for part, histogram in times.items():
-        buckets = list(zip(bounds, map(float, itertools.accumulate(histogram.counts)), strict=True))
-        family.add_metric([*names, part], buckets, histogram.sum_s)
+        add_histogram(family, [*names, part], BUCKETS_S, histogram.counts, histogram.sum_s)
     return family
