@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from twostroke.engine.device.choice import choose_device
-from twostroke.engine.device.cpu import CpuDevice
 from twostroke.engine.device.cuda import CudaDevice
 from twostroke.protocol.config import DeviceKind
 from twostroke.protocol.errors import ConfigError
@@ -16,7 +15,7 @@ def test_without_a_gpu_only_the_cpu_is_taken(monkeypatch: pytest.MonkeyPatch) ->
     """`cuda` is an error that names the setting, not a fall-back."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for kind in (DeviceKind.AUTO, DeviceKind.CPU):
-        assert isinstance(choose_device(kind), CpuDevice)
+        assert choose_device(kind) is None
     with pytest.raises(ConfigError, match=r"^device: cuda is set, but torch .* sees no GPU"):
         choose_device(DeviceKind.CUDA)
 
@@ -29,7 +28,7 @@ def test_with_a_gpu_the_current_one_is_taken(monkeypatch: pytest.MonkeyPatch) ->
         device = choose_device(kind)
         assert isinstance(device, CudaDevice)
         assert device.torch_device == torch.device("cuda:1")
-    assert isinstance(choose_device(DeviceKind.CPU), CpuDevice)
+    assert choose_device(DeviceKind.CPU) is None
 
 
 def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,8 +37,3 @@ def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"^device: .* install twostroke\[gpu\], or set cpu"):
         choose_device(DeviceKind.AUTO)
-
-
-def test_work_on_the_cpu_is_over_when_it_returns() -> None:
-    """Its event is always reached."""
-    assert CpuDevice().event().reached()

@@ -10,6 +10,7 @@ import pytest
 from kvtransfer import thread
 from kvtransfer.agent import TransferAgent
 from kvtransfer.backend import BlockBuffer, MemoryKind
+from kvtransfer.device import HostDevice
 from kvtransfer.events import FetchEnded, LeaseEnded, TransferOutcome
 from kvtransfer.loopback import LoopbackBackend, LoopbackFabric
 from kvtransfer.options import BackendKind, TransferOptions, TransferTimeouts
@@ -255,3 +256,8 @@ def test_fences_that_pass_in_any_order_among_cancels(pair: DevicePair) -> None:
                 assert np.array_equal(pair.generation.memory[block], block_bytes_of(source, SIZE))
     asked = {4 * i + n for i in range(count) for n in range(len(leased[i]))}
     assert all((pair.generation.memory[block] == CANARY).all() for block in set(range(BLOCKS)) - asked)
+
+
+def test_work_on_the_cpu_is_over_when_it_returns() -> None:
+    """Its fence is always reached."""
+    assert HostDevice().mark().reached()

@@ -28,13 +28,12 @@ def load_model_runner(model: ModelConfig, config: EngineConfig, progress: Callab
     progress("importing the model libraries")
     # Imported only now: this takes seconds, and the launcher wants to hear of this process before.
     from twostroke.engine.device.choice import choose_device  # noqa: PLC0415
-    from twostroke.engine.device.cuda import CudaDevice  # noqa: PLC0415
 
-    device = choose_device(config.device)
-    if isinstance(device, CudaDevice):
+    gpu = choose_device(config.device)
+    if gpu is not None:
         from twostroke.engine.gpu_runner import GpuRunner  # noqa: PLC0415 - triton is only there beside a GPU
 
-        return GpuRunner.load(model, config.kv_cache, config.max_batched_tokens, config.max_sequences, device, progress)
+        return GpuRunner.load(model, config.kv_cache, config.max_batched_tokens, config.max_sequences, gpu, progress)
     from twostroke.engine.model_runner import ModelRunner  # noqa: PLC0415
 
     return ModelRunner.load(

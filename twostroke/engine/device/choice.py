@@ -1,17 +1,16 @@
-"""Which device a worker computes on."""
+"""Which GPU a worker computes on, if any."""
 
 import importlib.util
 
 import torch
 
-from twostroke.engine.device.cpu import CpuDevice
 from twostroke.engine.device.cuda import CudaDevice
 from twostroke.protocol.config import DeviceKind
 from twostroke.protocol.errors import ConfigError
 
 
-def choose_device(kind: DeviceKind) -> CpuDevice | CudaDevice:
-    """The device that a setting names; `AUTO` takes the current GPU where torch sees one.
+def choose_device(kind: DeviceKind) -> CudaDevice | None:
+    """The GPU that a setting asks for; None for the CPU. `AUTO` takes the current GPU where torch sees one.
 
     Raises:
         ConfigError: A GPU is asked for, and torch sees none; or there is one, and Triton is missing.
@@ -24,7 +23,7 @@ def choose_device(kind: DeviceKind) -> CpuDevice | CudaDevice:
             "doctor`, or set cpu"
         )
     if kind is DeviceKind.CPU or not available:
-        return CpuDevice()
+        return None
     if importlib.util.find_spec("triton") is None:
         raise ConfigError("device: the GPU's kernels need Triton; install twostroke[gpu], or set cpu")
     return CudaDevice(torch.device("cuda", torch.cuda.current_device()))

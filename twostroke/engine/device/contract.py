@@ -17,13 +17,7 @@ from typing import Protocol
 
 import torch
 
-
-class StepEvent(Protocol):
-    """A moment in a device's work."""
-
-    def reached(self) -> bool:
-        """Whether all that was started before has ended; never waits."""
-        ...
+from twostroke.engine.interfaces import QueuedWork
 
 
 class CapturedStep(Protocol):
@@ -40,8 +34,8 @@ class CapturedStep(Protocol):
         ...
 
 
-class Device(Protocol):
-    """One device, and what is particular to it.
+class GraphDevice(Protocol):
+    """A device with memory of its own that can capture steps: a GPU.
 
     Attributes:
         torch_device: Where its tensors are.
@@ -49,13 +43,9 @@ class Device(Protocol):
 
     torch_device: torch.device
 
-    def event(self) -> StepEvent:
+    def event(self) -> QueuedWork:
         """The moment after all that the calling thread has started so far."""
         ...
-
-
-class GraphDevice(Device, Protocol):
-    """A device with memory of its own that can capture steps: a GPU."""
 
     def free_memory(self) -> int:
         """Bytes that new tensors can take."""

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from twostroke.engine.cuda_pool import allocate_pool
-from twostroke.engine.device.contract import CapturedStep, StepEvent
+from twostroke.engine.device.contract import CapturedStep
+from twostroke.engine.interfaces import QueuedWork
 
 _WARM_UPS = 2
 """Runs before a capture: the first compiles kernels and lets libraries take their workspaces, neither of which may
@@ -25,9 +26,9 @@ class CudaDevice:
         # One pool for all graphs: they never run at the same time, so they can share the memory of what they make.
         self._pool: Any = None
 
-    def event(self) -> StepEvent:
-        """See `Device.event`."""
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    def event(self) -> QueuedWork:
+        """See `GraphDevice.event`."""
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch has no types for it
         event.record(torch.cuda.current_stream(self.torch_device))
         return _Event(event)
 
@@ -55,7 +56,7 @@ class CudaDevice:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self.torch_device)
-        beside: Any = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        beside: Any = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call] # likewise
         beside.wait_stream(current)
         with torch.cuda.stream(beside):
             for _ in range(_WARM_UPS):
@@ -72,7 +73,7 @@ class _Event:
         self._event = event
 
     def reached(self) -> bool:
-        """See `StepEvent.reached`."""
+        """See `QueuedWork.reached`."""
         return bool(self._event.query())
 
 
