@@ -37,12 +37,27 @@ _LAYOUT = LayoutFingerprint("0" * 64, "bfloat16", _BLOCK, 30, 3, 64)
 
 @dataclass(slots=True)
 class _Sequence:
-    """One request that runs; `ends` is the offset after its last token here."""
+    """One request that runs.
+
+    Attributes:
+        offset: Of the next token.
+        told: Of the first token that its frontend was not told of.
+        begins: Of the first token that is made here.
+        ends: After the last one.
+    """
 
     frontend_id: int
     request: GenerationRequest
     offset: int
     ends: int
+    begins: int
+    told: int
+
+    @property
+    def due(self) -> bool:
+        """Whether the frontend is told of the newest token now."""
+        first, last = self.told == self.begins, self.offset == self.ends
+        return first or last or self.offset - self.told >= self.request.tell_every
 
 
 @dataclass(slots=True)
@@ -135,7 +150,7 @@ class InstantWorker:
         pace = self._paces.setdefault(step_ms, _Pace(step_ms / 1000))
         if not pace.sequences:
             pace.due = time.monotonic() + pace.step_s
-        pace.sequences.append(_Sequence(frontend_id, request, offset, offset + count))
+        pace.sequences.append(_Sequence(frontend_id, request, offset, offset + count, offset, offset))
 
     def _step(self, now: float) -> None:
         """One token for each sequence that is due, one message for each frontend."""
@@ -145,7 +160,9 @@ class InstantWorker:
                 pace.due = (now if pace.step_s * 1000 <= LEAST_STEP_MS else pace.due) + pace.step_s
                 batches: dict[int, list[SequenceOutput]] = {}
                 for one in pace.sequences:
-                    batches.setdefault(one.frontend_id, []).append(self._output(one))
+                    one.offset += 1
+                    if one.due:
+                        batches.setdefault(one.frontend_id, []).append(self._output(one))
                 pace.sequences = [one for one in pace.sequences if one.offset < one.ends]
                 for frontend_id, outputs in batches.items():
                     self._endpoint.send(frontend_id, ResponseBatch(self._spec.epoch, outputs))
@@ -155,20 +172,20 @@ class InstantWorker:
             self._endpoint.broadcast(Heartbeat(self._spec.epoch, 0.0, WorkerLoad(running=running)))
 
     def _output(self, one: _Sequence) -> SequenceOutput:
-        request, offset = one.request, one.offset
-        token = self._tokens[offset % len(self._tokens)]
-        one.offset += 1
+        request, offset = one.request, one.told
+        tokens = b"".join(self._tokens[at % len(self._tokens)] for at in range(offset, one.offset))
+        one.told = one.offset
         if one.offset < one.ends:
-            return SequenceOutput(request.key, offset, token)
+            return SequenceOutput(request.key, offset, tokens)
         if request.phase is not Phase.CONTEXT_ONLY or request.sampling.max_tokens == 1:
-            return SequenceOutput(request.key, offset, token, finish_reason=FinishReason.LENGTH)
+            return SequenceOutput(request.key, offset, tokens, finish_reason=FinishReason.LENGTH)
         return SequenceOutput(
             request.key,
             offset,
-            token,
+            tokens,
             finish_reason=FinishReason.HANDOVER,
             cached_tokens=0,
-            context_phase_params=self._handover(request, token),
+            context_phase_params=self._handover(request, tokens),
         )
 
     def _handover(self, request: GenerationRequest, first: bytes) -> ContextPhaseParams:

@@ -29,6 +29,33 @@ def test_every_token_comes_once_with_its_offset_and_the_last_is_final() -> None:
     assert engine.load().blocks == BlockCounts(free=61, cached=3)
 
 
+@pytest.mark.parametrize(("length", "told"), [(1, [1]), (2, [1, 1]), (4, [1, 3]), (5, [1, 3, 1]), (8, [1, 3, 3, 1])])
+def test_tokens_that_may_wait_are_told_together_but_for_the_first_and_the_end(length: int, told: list[int]) -> None:
+    """Nothing else changes: tokens, offsets, logprobs and the end are those of single outputs."""
+    engine = make_engine()
+    engine.add(make_request(1, PROMPT, max_tokens=length, logprobs=0))
+    engine.add(make_request(2, PROMPT, max_tokens=length, logprobs=0, tell_every=3))
+    outputs = run_until_idle(engine)
+    singly, together = outputs[1], outputs[2]
+    assert [len(output.token_ids) // 4 for output in together] == told
+    assert [output.offset for output in together] == [sum(told[:index]) for index in range(len(told))]
+    assert tokens_of(together) == tokens_of(singly)
+    assert [one for output in together for one in output.logprobs or ()] == [
+        one for output in singly for one in output.logprobs or ()
+    ]
+    assert [output.final for output in together] == [False] * (len(told) - 1) + [True]
+
+
+def test_tokens_that_waited_are_dropped_by_an_error() -> None:
+    """Whoever lets tokens wait has no use for a part of them; the offset goes on from what was told."""
+    engine = make_engine()
+    engine.add(make_request(1, PROMPT, max_tokens=9, tell_every=5))
+    outputs = [output for _ in range(3) for output in engine.step()]
+    engine.abort(1)
+    outputs += engine.step()
+    assert [(output.offset, output.error is not None) for output in outputs] == [(0, False), (1, True)]
+
+
 def test_a_stop_token_ends_the_sequence_and_is_part_of_its_output() -> None:
     """`stop_token_id` names it, for end-of-sequence and stop ids alike."""
     output = expected_output(PROMPT, 5, 1000)

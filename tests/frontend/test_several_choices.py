@@ -45,6 +45,17 @@ async def test_a_stream_carries_all_choices(path: str, http: httpx.AsyncClient) 
     assert json.loads(chunks[-1])["usage"]["completion_tokens"] == 6
 
 
+@pytest.mark.parametrize(
+    ("fields", "tell_every"), [({}, 64), ({"logprobs": 1}, 64), ({"stream": True}, 1), ({"stop": "x"}, 1)]
+)
+async def test_only_what_nobody_reads_before_its_end_is_told_together(
+    fields: dict[str, object], tell_every: int, http: httpx.AsyncClient, executor: FakeExecutor
+) -> None:
+    """A stream shows each token, and a stop string is looked for in each."""
+    await http.post("/v1/completions", json={"prompt": "hi", **fields})
+    assert [request.tell_every for request in executor.calls.requests] == [tell_every]
+
+
 async def test_choices_of_several_prompts_stand_prompt_by_prompt(
     http: httpx.AsyncClient, executor: FakeExecutor
 ) -> None:

@@ -64,6 +64,7 @@ def make_request(
     phase: Phase = Phase.FULL,
     cache_salt: str = "",
     deadline_s: float | None = None,
+    tell_every: int = 1,
     **sampling: Unpack[SamplingFields],
 ) -> GenerationRequest:
     """A request with the given tokens; keyword arguments beyond those named are `SamplingParams`."""
@@ -76,6 +77,7 @@ def make_request(
         cache_salt=cache_salt,
         deadline_s=deadline_s,
         n=n,
+        tell_every=tell_every,
     )
 
 

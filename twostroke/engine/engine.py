@@ -322,6 +322,9 @@ class Engine:
     def _respond(self, made: list[Made]) -> list[SequenceOutput]:
         outputs, self._final_outputs = self._final_outputs, []
         for one in made:
+            if not one.due:
+                one.hold_back()
+                continue
             output = one.output()
             if one.finish is None and one.sequence.request.phase is Phase.CONTEXT_ONLY:
                 self._lease(one.sequence, output)
@@ -385,7 +388,7 @@ class Engine:
     def _fail(self, sequence: Sequence, error: RequestError) -> None:
         """Tell the frontend, in the next step's outputs."""
         self._deadlines.drop(sequence.request_id)
-        self._final_outputs.append(SequenceOutput(sequence.key, sequence.output_tokens, error=error.to_info()))
+        self._final_outputs.append(SequenceOutput(sequence.key, sequence.told_tokens, error=error.to_info()))
 
     def _end(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)

@@ -17,17 +17,28 @@ class Made(msgspec.Struct, frozen=True):
     token: SampledToken
     finish: Finish | None
 
+    @property
+    def due(self) -> bool:
+        """Whether the frontend is told now: of an end always, else as the request asks for."""
+        return self.finish is not None or self.sequence.due
+
+    def hold_back(self) -> None:
+        """Tell the frontend later, together with the tokens that follow."""
+        self.sequence.hold_back(self.token.logprobs)
+
     def output(self) -> SequenceOutput:
         """What the frontend is told; the first one also carries what is known of the prompt."""
-        sequence, token, finish = self.sequence, self.token, self.finish
+        sequence, finish = self.sequence, self.finish
         # A generation worker's first token is not the sequence's own: with that the context worker told of prefix hits.
-        is_first = sequence.output_tokens == sequence.received_tokens + 1
+        is_first = sequence.told_tokens == sequence.received_tokens
         reports_cache = is_first and sequence.request.phase is not Phase.GENERATION_ONLY
+        offset = sequence.told_tokens
+        token_ids, logprobs = sequence.tell(self.token.logprobs)
         return SequenceOutput(
             key=sequence.key,
-            offset=sequence.output_tokens - 1,
-            token_ids=pack_tokens([token.token_id]),
-            logprobs=None if token.logprobs is None else (token.logprobs,),
+            offset=offset,
+            token_ids=pack_tokens(token_ids),
+            logprobs=logprobs,
             finish_reason=finish.reason if finish else None,
             stop_token_id=finish.stop_token_id if finish else None,
             cached_tokens=sequence.cached_tokens if reports_cache else None,

@@ -35,6 +35,7 @@ from twostroke.protocol.blockhash import block_hash, root_hash
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.prompt_logprobs import PromptLogprobs
 from twostroke.protocol.requests import GenerationRequest, Phase
+from twostroke.protocol.responses import TokenLogprobs
 from twostroke.protocol.tokens import token_count, unpack_tokens
 
 
@@ -85,6 +86,7 @@ class Sequence:
         cached_tokens: Prompt tokens found in the prefix cache when it was first admitted; None before.
         history: The tokens so far, for penalties; None without any.
         constraint: Follows the output through its grammar; None without one. Given right after construction.
+        told_tokens: How much of the output, from the first token on, its frontend knows.
         leader: The sibling that it follows; None for a sequence that goes its own way.
         followers: Its siblings that follow it, by index.
 
@@ -110,7 +112,8 @@ class Sequence:
         self.rules = rules
         self.token_ids = unpack_tokens(request.prompt_ids) + unpack_tokens(request.generated_ids)
         self.prompt_tokens = token_count(request.prompt_ids)
-        self.received_tokens = token_count(request.generated_ids)
+        self.received_tokens = self.told_tokens = token_count(request.generated_ids)
+        self._untold_logprobs: list[TokenLogprobs] = []
         self.blocks: list[int] = []
         self.queued_at = 0.0
         self.computed = 0
@@ -182,6 +185,26 @@ class Sequence:
         self.token_ids.append(token_id)
         if self.history is not None:
             self.history.add(token_id)
+
+    @property
+    def due(self) -> bool:
+        """Whether the frontend is to hear of the newest token now; see `GenerationRequest.tell_every`."""
+        untold = self.output_tokens - self.told_tokens
+        return self.told_tokens == self.received_tokens or untold >= self.request.tell_every
+
+    def hold_back(self, logprobs: TokenLogprobs | None) -> None:
+        """Tell of the newest token later; `logprobs` are its own."""
+        if logprobs is not None:
+            self._untold_logprobs.append(logprobs)
+
+    def tell(self, logprobs: TokenLogprobs | None) -> tuple[list[int], tuple[TokenLogprobs, ...] | None]:
+        """The tokens that were not told, and their logprobs if asked for; `logprobs` are the newest one's."""
+        token_ids = self.token_ids[self.prompt_tokens + self.told_tokens :]
+        self.told_tokens = self.output_tokens
+        self.hold_back(logprobs)
+        told = tuple(self._untold_logprobs) or None
+        self._untold_logprobs = []
+        return token_ids, told
 
     def finish(self) -> Finish | None:
         """Whether the newest token ends the output, and how."""

@@ -27,6 +27,9 @@ from twostroke.protocol.openai import SamplingFields
 from twostroke.protocol.requests import GenerationRequest
 from twostroke.protocol.tokens import pack_tokens
 
+TELL_EVERY = 64
+"""Tokens a message of an answer that nobody reads before its end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Submission:
@@ -140,6 +143,8 @@ class Intake:
         """
         sampling = read_sampling(fields, wanted, model, self._text)
         n = choices_of(fields, self._max_n)
+        # A stop string ends a sequence here, and the worker should make nothing after it.
+        tell_every = 1 if fields.stream or fields.stop else TELL_EVERY
         requests: list[GenerationRequest] = []
         outputs: list[OutputOptions] = []
         for prompt in prompts:
@@ -156,6 +161,7 @@ class Intake:
                     cache_salt=fields.cache_salt or "",
                     deadline_s=deadline_s,
                     n=n,
+                    tell_every=tell_every,
                 )
             )
             options = self._output_options(fields, prompt, wanted, echo=echo, only_echo=max_tokens == 0)

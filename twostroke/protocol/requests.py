@@ -14,7 +14,7 @@ from twostroke.protocol.sampling import SamplingParams
 from twostroke.protocol.tokens import TOKEN_BYTES, token_count
 from twostroke.protocol.transfer import ContextPhaseParams
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Version of the messages between frontends and workers; both sides refuse another one at attach."""
 MAX_N = 1024
 """Sequences of one request at most; frontends may set a lower bound."""
@@ -45,6 +45,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate
         deadline_s: Seconds from arrival after which the worker ends the request with `DeadlineError`; None for never.
         n: How many sequences: indexes 0 to n - 1, one prefill for all. Each then goes its own way (`sequences`), so
             that tokens made before, and hand-overs, belong to one sequence alone.
+        tell_every: Tokens that a worker may tell of together, for a frontend that needs none of them before the rest:
+            each output costs its way there. The first token and the end are told at once all the same; an error drops
+            what was not told yet.
 
     Raises:
         ValueError: The prompt is empty, a token buffer is cut off, or parameters do not go together.
@@ -60,8 +63,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate
     cache_salt: str = ""
     deadline_s: float | None = None
     n: int = 1
+    tell_every: int = 1
 
     def __post_init__(self) -> None:
+        if self.tell_every < 1:
+            raise ValueError(f"tell_every must be at least 1, not {self.tell_every}")
         if not 1 <= self.n <= MAX_N:
             raise ValueError(f"n must be from 1 to {MAX_N}, not {self.n}")
         if self.n > 1 and (self.key.index or self.generated_ids or self.phase is Phase.GENERATION_ONLY):

@@ -41,7 +41,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """What one engine step made for one sequence. It is final when `finish_reason` or `error` is set.
+    """What engine steps made for one sequence: one step's token, or several (`tell_every`). It is final when `finish_reason` or `error` is set.
 
     Attributes:
         key: The sequence.
