@@ -41,7 +41,9 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """What engine steps made for one sequence: one step's token, or several (`tell_every`). It is final when `finish_reason` or `error` is set.
+    """What engine steps made for one sequence; final when `finish_reason` or `error` is set.
+
+    Each step's token comes by itself, unless the request lets some be told together (`tell_every`).
 
     Attributes:
         key: The sequence.
