@@ -148,15 +148,15 @@ class Dispatcher:
         Raises:
             OverloadedError: There is no live one that has not refused.
         """
-        live = [worker for worker in self._pool.live(Role.GENERATION) if worker not in refused_by]
-        if planned is not None and planned.worker in live:
-            return planned
+        live = _others(self._pool.live(Role.GENERATION), refused_by)
         if planned is not None:
+            if planned.worker in live:
+                return planned
             planned.release()
         if not live:
             raise OverloadedError("no generation worker can take the request over; try again later")
         # One that does not admit new work is better than none: the context phase is paid for already.
-        return self._choose(Role.GENERATION, _admitting(live) or live).claim(prompt_tokens)
+        return self._choose(_admitting(live) or live).claim(prompt_tokens)
 
     def _try_waiting(self, request: Placeable) -> None:
         try:
@@ -186,10 +186,10 @@ class Dispatcher:
         Raises:
             OverloadedError: Waiting is in vain.
         """
-        takers = [(role, self._takers(role, refused_by)) for role in self._pool.roles]
-        if not all(workers for _, workers in takers):
+        takers = [self._takers(role, refused_by) for role in self._pool.roles]
+        if not all(takers):
             return None
-        claims = [self._choose(role, workers).claim(prompt_tokens) for role, workers in takers]
+        claims = [self._choose(workers).claim(prompt_tokens) for workers in takers]
         return Placement(claims[0] if len(claims) > 1 else None, claims[-1])
 
     def _roles_take(self) -> bool:
@@ -203,13 +203,20 @@ class Dispatcher:
         Raises:
             OverloadedError: None will.
         """
-        live = [worker for worker in self._pool.live(role) if worker not in refused_by]
+        live = _others(self._pool.live(role), refused_by)
         if not live and all(worker in refused_by for worker in self._pool.suspect(role)):
             raise OverloadedError(f"no {role} worker can take the request; try again later")
         return _admitting(live)
 
-    def _choose(self, role: Role, workers: list[AttachedWorker]) -> AttachedWorker:
-        return workers[self._policies[role].choose([worker.estimate() for worker in workers])]
+    def _choose(self, workers: list[AttachedWorker]) -> AttachedWorker:
+        """One of several workers of one role."""
+        if len(workers) == 1:
+            return workers[0]
+        return workers[self._policies[workers[0].role].choose([worker.estimate() for worker in workers])]
+
+
+def _others(workers: list[AttachedWorker], refused_by: Collection[AttachedWorker]) -> list[AttachedWorker]:
+    return [worker for worker in workers if worker not in refused_by] if refused_by else workers
 
 
 def _admitting(workers: list[AttachedWorker]) -> list[AttachedWorker]:

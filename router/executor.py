@@ -24,6 +24,7 @@ from twostroke.protocol.errors import EngineDeadError, OverloadedError
 from twostroke.protocol.ids import ClientIds
 from twostroke.protocol.requests import GenerationRequest, Phase
 from twostroke.protocol.tokens import token_count
+from twostroke.protocol.worker import Role
 
 _log = structlog.get_logger(__name__)
 
@@ -77,6 +78,7 @@ class RouterExecutor(GenerationExecutor):
         self._lives: dict[int, RequestLife] = {}
         self._was_ready = asyncio.Event()
         self._stopped = False
+        self._health = _no_worker(self.pool.roles[0])
         self._context = LifeContext(
             ledger=self.ledger,
             dispatcher=self._dispatcher,
@@ -126,7 +128,7 @@ class RouterExecutor(GenerationExecutor):
         try:
             placement = self._dispatcher.admit(token_count(request.prompt_ids))
         except OverloadedError:
-            self._metrics.refused.inc()
+            self._metrics.refused += 1
             raise
         life = RequestLife(self._context, request, sinks)
         self._lives[request.key.client_id] = life
@@ -145,15 +147,13 @@ class RouterExecutor(GenerationExecutor):
             life.complete(index)
 
     def check_health(self) -> Health:
-        """READY while every needed role has an attached worker. It outlives its workers: only `shutdown` kills it."""
+        """READY while every needed role has an attached worker. It outlives its workers: only `shutdown` kills it.
+
+        Every request asks for it: it is as of the pool's last tick.
+        """
         if self._stopped:
             return Health(HealthState.DEAD, str(self.failure or "the router is shut down"))
-        missing = self.pool.missing_role()
-        if missing is not None:
-            return Health(
-                HealthState.STARTING, f"no live {missing} worker; try again later (the admin port says why at /workers)"
-            )
-        return Health(HealthState.READY)
+        return self._health
 
     def shutdown(self, deadline_s: float | None = None) -> None:
         """Fail what is pending and close the links; the workers go on, they belong to others."""
@@ -170,9 +170,17 @@ class RouterExecutor(GenerationExecutor):
         await self.pool.close()
 
     def _workers_changed(self) -> None:
-        self._dispatcher.pump()
-        if not self._was_ready.is_set() and self.pool.missing_role() is None:
+        """At each tick of the pool, and whenever a worker came or went."""
+        missing = self.pool.missing_role()
+        if missing is None:
+            self._health = Health(HealthState.READY)
             self._was_ready.set()
+        else:
+            self._health = _no_worker(missing)
+        self._dispatcher.pump()
+        now = self._context.loop.time()
+        for life in [life for life in self._lives.values() if life.ends_at_s <= now]:
+            life.time_is_up()
 
     def _broke(self, error: BaseException) -> None:
         """A part that everything hangs on is gone: end, so that whoever started the router starts it anew."""
@@ -183,3 +191,8 @@ class RouterExecutor(GenerationExecutor):
 
     def _ended(self, life: RequestLife) -> None:
         self._lives.pop(life.request.key.client_id, None)
+
+
+def _no_worker(role: Role) -> Health:
+    reason = f"no live {role} worker; try again later (the admin port says why at /workers)"
+    return Health(HealthState.STARTING, reason)

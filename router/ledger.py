@@ -148,10 +148,11 @@ class Ledger:
         Raises:
             ValueError: `TRANSITIONS` does not allow it.
         """
-        if phase not in TRANSITIONS[entry.phase]:
-            raise ValueError(f"request {entry.client_id:016x} cannot go from {entry.phase} to {phase}")
+        before = entry.moves[-1]
+        if phase not in TRANSITIONS[before.phase]:
+            raise ValueError(f"request {entry.client_id:016x} cannot go from {before.phase} to {phase}")
         now = self._clock()
-        spent_s = now - entry.phase_since_s
+        spent_s = now - before.at_s
         entry.moves.append(PhaseMove(phase, now))
         if phase in ENDED:
             del self._open[entry.client_id]

@@ -2,38 +2,51 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.ledger import ENDED, Ledger, LedgerPhase
 from router.workers import AttachedWorker, WorkerSlot, WorkerState
+from twostroke.frontend.metrics import Durations
 from twostroke.protocol.worker import BlockCounts
 
 HANDOVER_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-class RouterMetrics:
-    """Counts that requests make as they go.
+class RouterMetrics(Collector):
+    """Counts that requests make as they go: plain numbers, made into metrics at each scrape.
 
     Args:
         registry: Where the metrics are registered.
+
+    Attributes:
+        attempts: Placements on workers.
+        retries: Context phases placed again.
+        refused: Requests refused at once.
+        handover: From the context worker's hand-over to the generation worker's first token.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.attempts = Counter("twostroke_router_attempts", "Placements of a request on workers", registry=registry)
-        self.retries = Counter(
-            "twostroke_router_retries", "Context phases placed again on another worker", registry=registry
-        )
-        self.refused = Counter(
-            "twostroke_router_refused", "Requests refused at once, for want of a worker", registry=registry
-        )
-        self.handover_seconds = Histogram(
+        self.attempts = 0
+        self.retries = 0
+        self.refused = 0
+        self.handover = Durations(HANDOVER_BUCKETS_S)
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything, as Prometheus sees it."""
+        yield CounterMetricFamily("twostroke_router_attempts", "Placements of a request on workers", self.attempts)
+        retries = "Context phases placed again on another worker"
+        yield CounterMetricFamily("twostroke_router_retries", retries, self.retries)
+        refused = "Requests refused at once, for want of a worker"
+        yield CounterMetricFamily("twostroke_router_refused", refused, self.refused)
+        handover = HistogramMetricFamily(
             "twostroke_router_handover_seconds",
             "From the context worker's hand-over to the generation worker's first token",
-            buckets=HANDOVER_BUCKETS_S,
-            registry=registry,
         )
+        self.handover.add_to(handover)
+        yield handover
 
 
 class LedgerCollector(Collector):

@@ -78,7 +78,7 @@ class WorkerPool:
         self._draw = draw or random.Random()  # noqa: S311 - jitter, not cryptography
         self._slots: dict[str, WorkerSlot] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._last_model: ServedModel | None = None
+        self._model: ServedModel | None = None  # also while nobody is attached, of those before
         self._closed = False
 
     def start(self) -> None:
@@ -94,12 +94,12 @@ class WorkerPool:
         """Every address, attached or not."""
         return self._slots.values()
 
-    def live(self, role: Role) -> Iterator[AttachedWorker]:
-        """Workers of `role` that may get new work, in a stable order; health is looked at now."""
+    def live(self, role: Role) -> list[AttachedWorker]:
+        """Workers of `role` that may get new work, in a stable order; silence is as of the last tick."""
         return self._in_state(role, WorkerState.LIVE)
 
-    def suspect(self, role: Role) -> Iterator[AttachedWorker]:
-        """Workers of `role` that have fallen silent but are not given up."""
+    def suspect(self, role: Role) -> list[AttachedWorker]:
+        """Workers of `role` that had fallen silent at the last tick, but are not given up."""
         return self._in_state(role, WorkerState.SUSPECT)
 
     def missing_role(self) -> Role | None:
@@ -107,7 +107,7 @@ class WorkerPool:
 
         A suspect worker counts: requests wait for it. A pause must not take the router out of its load balancer.
         """
-        return next((role for role in self.roles if not any(self.live(role)) and not any(self.suspect(role))), None)
+        return next((role for role in self.roles if not self.live(role) and not self.suspect(role)), None)
 
     @property
     def model(self) -> ServedModel:
@@ -116,12 +116,9 @@ class WorkerPool:
         Raises:
             EngineDeadError: No worker has ever been attached.
         """
-        served = [ServedModel.of(worker.link.description) for worker in self._attached()]
-        if served:
-            self._last_model = min(served, key=lambda model: model.max_model_len)
-        if self._last_model is None:
+        if self._model is None:
             raise EngineDeadError("no worker has been attached yet, so the model is not known; see /workers")
-        return self._last_model
+        return self._model
 
     async def close(self) -> None:
         """Stop all tasks and close all links; what is pending on them fails. Safe to call twice."""
@@ -137,11 +134,13 @@ class WorkerPool:
             if slot.worker is not None:
                 slot.worker.link.shutdown(deadline_s)
 
-    def _in_state(self, role: Role, state: WorkerState) -> Iterator[AttachedWorker]:
-        for slot in self._slots.values():
-            worker = slot.worker
-            if worker is not None and slot.role is role and slot.refresh(self._suspect_after_s) is state:
-                yield worker
+    def _in_state(self, role: Role, state: WorkerState) -> list[AttachedWorker]:
+        """Asked for with every request. One that died since the last tick is in no state that anybody asks for."""
+        return [
+            worker
+            for slot in self._slots.values()
+            if slot.state is state and slot.role is role and (worker := slot.worker) is not None and not worker.dead
+        ]
 
     def _attached(self) -> Iterator[AttachedWorker]:
         for slot in self._slots.values():
@@ -200,6 +199,7 @@ class WorkerPool:
             self._attach_failed(slot, str(error))
             return False
         slot.attached(link)
+        self._note_model()
         _log.info("worker attached", address=slot.address, role=str(slot.role), epoch=link.epoch)
         return True
 
@@ -222,6 +222,12 @@ class WorkerPool:
             _log.warning("worker lost", address=slot.address, role=str(slot.role), reason=slot.reason)
             worker.link.shutdown(CLOSE_DEADLINE_S)
         slot.left()
+        self._note_model()
+
+    def _note_model(self) -> None:
+        """Who is attached has changed."""
+        served = [ServedModel.of(worker.link.description) for worker in self._attached()]
+        self._model = min(served, key=lambda model: model.max_model_len, default=self._model)
 
     def _check_fits(self, slot: WorkerSlot, described: WorkerDescription) -> None:
         """See that a worker has the expected role, and model and layout of those attached already."""

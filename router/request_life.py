@@ -89,6 +89,9 @@ class RequestLife:
         request: As the client's frontend submitted it.
         clients: The sink of each of its sequences.
 
+    Attributes:
+        ends_at_s: When its time is up, in seconds of the loop's clock; the executor then calls `time_is_up`.
+
     Raises:
         ValueError: The ledger holds the client id already.
     """
@@ -100,11 +103,12 @@ class RequestLife:
         self.refused_by: set[AttachedWorker] = set()
         self.entry: LedgerEntry = context.ledger.open(request.key.client_id, self.prompt_tokens, request.n)
         self._context = context
-        limit_s = context.request_timeout_s
-        if request.deadline_s is not None:
-            limit_s = min(limit_s, request.deadline_s)
-        self._ends_at_s = context.loop.time() + limit_s
-        self._timer = context.loop.call_at(self._ends_at_s, self._time_is_up, limit_s)
+        self._only = self.sequences[0] if request.n == 1 else None
+        self._running = request.n
+        self._limit_s = context.request_timeout_s
+        if request.deadline_s is not None and request.deadline_s < self._limit_s:
+            self._limit_s = request.deadline_s
+        self.ends_at_s = context.loop.time() + self._limit_s
 
     def start(self, placement: Placement | None) -> None:
         """Run on the workers that were found, or wait for some; the end may come before this returns."""
@@ -128,11 +132,16 @@ class RequestLife:
         """The router cannot go on with the request."""
         self._end(LedgerPhase.FAILED, error)
 
+    def time_is_up(self) -> None:
+        """It has lived for as long as it may."""
+        how = f"the request did not end within {self._limit_s:g} s; it was in phase {self.entry.phase}"
+        self._end(LedgerPhase.FAILED, DeadlineError(how))
+
     def begin(self, placement: Placement) -> None:
         """Workers were found: submit the context phase, or all of it."""
         entry = self.entry
         self._context.ledger.move(entry, LedgerPhase.CONTEXT)
-        self._context.metrics.attempts.inc()
+        self._context.metrics.attempts += 1
         entry.generation_worker = placement.generation.worker.address
         if placement.context is None:
             self._submit_first(Phase.FULL, placement.generation)
@@ -150,7 +159,7 @@ class RequestLife:
 
     def leg_output(self, leg: Leg, output: SequenceOutput) -> None:
         """See `LegOwner`. Runs for every token: no tasks, no copies."""
-        sequence = self._sequence(leg)
+        sequence = self._only or self.sequences[leg.key.index]
         try:
             fresh = sequence.offsets.accept(output)
         except InternalRequestError as error:
@@ -173,7 +182,7 @@ class RequestLife:
         if leg.phase is not Phase.GENERATION_ONLY and untouched and isinstance(error, _RETRIED):
             self._retry(leg, error)
             return
-        sequence = self._sequence(leg)
+        sequence = self._only or self.sequences[leg.key.index]
         if sequence.phase is LedgerPhase.HANDOFF and isinstance(error, OverloadedError):
             sequence.refused_by.add(leg.claim.worker)
             self._hand_over(sequence)
@@ -181,9 +190,6 @@ class RequestLife:
         if isinstance(error, AbortedError):
             error = EngineDeadError(f"worker {leg.claim.worker.address} gave request {leg.key} up: {error}")
         self._end(LedgerPhase.FAILED, error)
-
-    def _sequence(self, leg: Leg) -> Continuation:
-        return self.sequences[leg.key.index] if self.request.n > 1 else self.sequences[0]
 
     def _claims(self, claim: Claim) -> list[Claim]:
         """`claim` for the first sequence, and for the others more on the same worker; the prompt counts once."""
@@ -232,7 +238,7 @@ class RequestLife:
         self.refused_by.add(leg.claim.worker)
         self.entry.attempt += 1
         self._context.ledger.move(self.entry, LedgerPhase.QUEUED)
-        self._context.metrics.retries.inc()
+        self._context.metrics.retries += 1
         _log.info("request placed again", key=str(leg.key), worker=leg.claim.worker.address, reason=str(error))
         try:
             self._context.dispatcher.dispatch(self)
@@ -282,17 +288,16 @@ class RequestLife:
         self._submit(request, [leg])
 
     def _time_left_s(self) -> float:
-        return max(self._ends_at_s - self._context.loop.time(), 0.0)
+        return max(self.ends_at_s - self._context.loop.time(), 0.0)
 
     def _enter(self, sequence: Continuation, phase: LedgerPhase) -> None:
         """A sequence has gone on; the entry's phase is that of the one that is furthest."""
         sequence.phase = phase
-        moved_on = self.entry.phase is LedgerPhase.CONTEXT or phase is LedgerPhase.GENERATION
-        if moved_on and self.entry.phase is not phase:
-            was = self.entry.phase
+        was = self.entry.phase
+        if was is not phase and (was is LedgerPhase.CONTEXT or phase is LedgerPhase.GENERATION):
             spent_s = self._context.ledger.move(self.entry, phase)
             if was is LedgerPhase.HANDOFF:
-                self._context.metrics.handover_seconds.observe(spent_s)
+                self._context.metrics.handover.observe(spent_s)
 
     def _generation_begins(self, sequence: Continuation, leg: Leg, output: SequenceOutput) -> SequenceOutput:
         """The first output of a generation or aggregated worker is here; returns what the client gets of it."""
@@ -321,19 +326,14 @@ class RequestLife:
         _log.error("protocol broken", key=str(leg.key), worker=leg.claim.worker.address, how=how)
         self._end(LedgerPhase.FAILED, InternalRequestError(message))
 
-    def _time_is_up(self, limit_s: float) -> None:
-        phase = self.entry.phase
-        self._end(
-            LedgerPhase.FAILED, DeadlineError(f"the request did not end within {limit_s:g} s; it was in phase {phase}")
-        )
-
     def _end(self, phase: LedgerPhase, error: TwostrokeError | None = None, index: int | None = None) -> None:
         """The one way out, of all sequences or of one; for each only the first call does anything."""
         ending = [one for one in self.sequences if not one.ended and index in (None, one.index)]
         if not ending:
             return
         untold = [leg for one in ending for leg in one.end(phase, read=error is None)]
-        whole = all(one.ended for one in self.sequences)
+        self._running -= len(ending)
+        whole = not self._running
         if whole:
             self._close(phase, error)
         _abort(untold, whole_request=whole and len(ending) > 1)
@@ -347,12 +347,15 @@ class RequestLife:
     def _close(self, last: LedgerPhase, error: TwostrokeError | None) -> None:
         """All sequences have ended: so does the ledger entry, as the worst of them did."""
         ends = {one.phase for one in self.sequences}
-        phase = next((one for one in (LedgerPhase.FAILED, LedgerPhase.CANCELLED) if one in ends), last)
+        phase = last
+        if len(ends) > 1:
+            phase = next((one for one in (LedgerPhase.FAILED, LedgerPhase.CANCELLED) if one in ends), last)
         self.entry.output_tokens = sum(one.output_tokens for one in self.sequences)
         self.entry.error = None if error is None or phase is LedgerPhase.DONE else str(error)
         self._context.ledger.move(self.entry, phase)
-        self._timer.cancel()
         self._context.dispatcher.forget(self)
+        for one in self.sequences:  # legs know this object: a cycle, which would stay until the garbage is collected
+            one.context_leg = one.generation_leg = None
 
     def _wake(self, client: ResultSink) -> None:
         loop = client.loop

@@ -10,7 +10,7 @@ from starlette.types import Message
 from tests.frontend.conftest import MakeApp
 from tests.support.fake_executor import FakeExecutor, Script
 from tests.support.waiting import until
-from twostroke.frontend.exchange import DIRECT_CONNECTION
+from twostroke.frontend.exchange import DIRECT_CONNECTION, Headers
 
 BODY = msgspec.json.encode({"prompt": [5], "stream": True, "max_tokens": 6})
 
@@ -24,7 +24,9 @@ class Connection:
 
     def __init__(self, *, writable: bool) -> None:
         self.writable = writable
+        self.heads: list[tuple[int, dict[bytes, bytes]]] = []
         self.written: list[tuple[str, bytes]] = []
+        self.ended = 0
         self.on_left: Callable[[], None] | None = None
         self._body: list[bytes] = [BODY]
 
@@ -32,9 +34,23 @@ class Connection:
         """See `DirectConnection`."""
         self.on_left = on_left
 
-    def write(self, data: bytes) -> None:
+    def take_body(self) -> bytes | None:
+        """See `DirectConnection`."""
+        return self._body.pop() if self.writable else None
+
+    def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """See `DirectConnection`."""
+        self.heads.append((status, dict(headers)))
+        self.written.append(("direct", body))
+
+    def begin(self, headers: Headers) -> None:
+        """See `DirectConnection`."""
+        self.heads.append((200, dict(headers)))
+
+    def write(self, data: bytes, *, last: bool = False) -> None:
         """See `DirectConnection`."""
         self.written.append(("direct", data))
+        self.ended += last
 
     async def receive(self) -> Message:
         """The body, and nothing after it."""
@@ -42,7 +58,10 @@ class Connection:
 
     async def send(self, message: Message) -> None:
         """One message."""
+        if message["type"] == "http.response.start":
+            self.heads.append((message["status"], dict(message["headers"])))
         if message["type"] == "http.response.body":
+            self.ended += not message.get("more_body", False)
             self.written.append(("message", message["body"]))
 
     def scope(self) -> dict[str, object]:
@@ -53,14 +72,15 @@ class Connection:
 
 @pytest.mark.parametrize("writable", [True, False])
 async def test_events_keep_their_order(writable: bool, make_app: MakeApp, executor: FakeExecutor) -> None:  # noqa: FBT001 - pytest
-    """First and last events are messages; those between are written at once, if the connection takes them."""
+    """All events are written at once if the connection takes them, else they are messages."""
     executor.script = Script(steps=[(20 + n,) for n in range(6)], pause_s=0.01)
     connection = Connection(writable=writable)
     async with asyncio.timeout(5):
         await make_app()(connection.scope(), connection.receive, connection.send)
-    ways = [way for way, _ in connection.written]
-    assert (ways[0], ways[-1]) == ("message", "message")
-    assert ("direct" in ways) is writable
+    assert {way for way, _ in connection.written} == {"direct" if writable else "message"}
+    assert [status for status, _ in connection.heads] == [200]
+    assert connection.heads[0][1][b"content-type"] == b"text/event-stream; charset=utf-8"
+    assert connection.ended == 1
     data = b"".join(data for _, data in connection.written)
     events = [event.removeprefix("data: ") for event in data.decode().split("\n\n") if event]
     assert events.pop() == "[DONE]"

@@ -80,7 +80,7 @@ def test_logprobs_wait_for_the_text_of_their_tokens() -> None:
     text = OutputText(TEXT, OutputOptions())
     first, second, third = ids("日")
     scores = [TokenLogprobs(-1.0), TokenLogprobs(-2.0), TokenLogprobs(-3.0)]
-    assert text.add([output([first, second], logprobs=tuple(scores[:2]))]).empty
+    assert text.add([output([first, second], logprobs=tuple(scores[:2]))]).text == ""
     piece = text.add([output([third], logprobs=(scores[2],))])
     assert piece.text == "日"
     assert [(token.token_id, token.logprobs, token.offset) for token in piece.tokens] == [

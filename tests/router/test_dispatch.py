@@ -9,7 +9,7 @@ from router.ledger import LedgerPhase
 from tests.support.fake_cluster import FakeCluster, fake_cluster, router_config, until
 from twostroke.protocol.errors import EngineDeadError, OverloadedError
 from twostroke.protocol.requests import Phase
-from twostroke.protocol.worker import WorkerLoad
+from twostroke.protocol.worker import Role, WorkerLoad
 
 FULL = WorkerLoad(admitting=False)
 OPEN = WorkerLoad()
@@ -60,6 +60,7 @@ async def test_no_new_work_for_suspect_and_full_workers() -> None:
     """A silent worker and one at its cap of leases are passed over."""
     async with fake_cluster(context=3) as cluster:
         cluster.context(0).silence_s = 3.0
+        await until(lambda: any(cluster.executor.pool.suspect(Role.CONTEXT)))
         cluster.context(1).load = FULL
         for _ in range(3):
             cluster.send()
@@ -115,6 +116,7 @@ async def test_waiting_for_a_suspect_worker_that_dies() -> None:
     """Requests that waited for a silent worker are refused when it is given up."""
     async with fake_cluster() as cluster:
         cluster.context().silence_s = 3.0
+        await until(lambda: any(cluster.executor.pool.suspect(Role.CONTEXT)))
         _, sink = cluster.send()
         assert sink.finals == 0
         cluster.workers.pop("tcp://context:1").die()

@@ -127,7 +127,7 @@ async def test_last_context_worker_stops() -> None:
         cluster.context[0].stop()
         with pytest.raises(EngineDeadError, match="stops: the scripted worker was told to stop"):
             await asyncio.wait_for(result.completion(), 10)
-        assert cluster.executor.check_health().state is HealthState.STARTING
+        await until(lambda: cluster.executor.check_health().state is HealthState.STARTING)
 
 
 async def test_client_leaves_in_the_stream() -> None:

@@ -99,10 +99,9 @@ class GenerationResult:
         self._offsets = OffsetCheck(token_count(request.generated_ids))
         self._outputs: deque[SequenceOutput] = deque()
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)  # for blocked threads; entering the lock itself is cheaper
+        self._changed: threading.Condition | None = None  # there once a thread has blocked
         self._finished = False
         self._error: TwostrokeError | None = None
-        self._blocked = 0
         self.loop: asyncio.AbstractEventLoop | None = None
         """The loop that a reader awaits on, or that has a subscriber, once there is one."""
         self._waiter: asyncio.Future[None] | None = None
@@ -134,7 +133,7 @@ class GenerationResult:
                 if fresh:
                     self._outputs.append(output)
                     self._finished = output.finish_reason is not None
-                    if self._blocked:
+                    if self._changed is not None:
                         self._changed.notify_all()
                 return
         self._abort()
@@ -153,6 +152,10 @@ class GenerationResult:
         self.loop = asyncio.get_running_loop()
         self._on_wake = on_wake
 
+    def unsubscribe(self) -> None:
+        """Call the subscriber no longer."""
+        self._on_wake = None
+
     def wake(self) -> None:
         """Resume the awaiting reader, or call the subscriber; on the loop's thread."""
         if self._on_wake is not None:
@@ -167,7 +170,8 @@ class GenerationResult:
 
     def _end(self, error: TwostrokeError) -> None:
         self._error = error
-        self._changed.notify_all()
+        if self._changed is not None:
+            self._changed.notify_all()
 
     def _take(self) -> SequenceOutput | None:
         """The next output, or None if none waits.
@@ -234,12 +238,10 @@ class GenerationResult:
 
     def _block(self, until: Callable[[], bool], timeout_s: float | None) -> bool:
         """Block this thread until something is so; False if it was not in time."""
-        with self._changed:
-            self._blocked += 1
-            try:
-                return self._changed.wait_for(until, timeout_s)
-            finally:
-                self._blocked -= 1
+        with self._lock:
+            if self._changed is None:
+                self._changed = threading.Condition(self._lock)
+            return self._changed.wait_for(until, timeout_s)
 
     def wait(self, timeout_s: float | None = None) -> Completion:
         """Block until the end and return everything.

@@ -68,7 +68,11 @@ class RequireApiKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401."""
         if scope["type"] == "http" and scope["path"].startswith(GUARDED):
-            authorization = next((value for name, value in scope["headers"] if name == b"authorization"), None)
+            authorization = None
+            for name, value in scope["headers"]:
+                if name == b"authorization":
+                    authorization = value
+                    break
             if not self._keys.allow(authorization):
                 message = "a valid API key is needed: send it as `Authorization: Bearer KEY`"
                 error = ApiError(Kind.UNAUTHENTICATED, message, code="invalid_api_key")

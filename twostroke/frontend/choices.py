@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Protocol, Self
 
 from twostroke.executor.base import GenerationExecutor
 from twostroke.executor.result import GenerationResult
@@ -10,6 +11,7 @@ from twostroke.frontend.metrics import SequenceTimer
 from twostroke.frontend.output import OutputText, Piece
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.openai_answers import Usage
+from twostroke.protocol.responses import SequenceOutput
 from twostroke.protocol.tokens import token_count
 
 
@@ -47,6 +49,10 @@ class Choice:
         """Have `on_wake` called whenever there may be a new piece."""
         self._result.subscribe(on_wake)
 
+    def unsubscribe(self) -> None:
+        """Call nobody any more."""
+        self._result.unsubscribe()
+
     def next_piece(self) -> Piece | None:
         """What has come since the piece before; None if there is nothing to tell yet. A finish reason is in the last.
 
@@ -56,22 +62,38 @@ class Choice:
         outputs = self._result.take_waiting()
         if not outputs:
             return None
-        self._timer.tokens(sum(token_count(output.token_ids) for output in outputs))
+        self._timer.tokens(_tokens_of(outputs))
         piece = self.output.add(outputs)
         if self.output.stopped_by_string:
             # The engine does not know stop strings; nothing it still makes is of use.
             self._executor.complete_request(self._result.key.client_id, self._result.key.index)
         if piece.finish_reason is not None:
             self._timer.prompt(self.prompt_tokens, min(self.output.cached_tokens, self.prompt_tokens))
-        return None if piece.empty else piece
+        elif not piece.text:
+            return None
+        return piece
+
+
+def _tokens_of(outputs: list[SequenceOutput]) -> int:
+    if len(outputs) == 1:
+        return token_count(outputs[0].token_ids)
+    return sum([token_count(output.token_ids) for output in outputs])
 
 
 Batch = list[tuple[Choice, Piece]]
 """Pieces that came together."""
 
 
+class Take(Protocol):
+    """What is done with pieces as they come."""
+
+    def __call__(self, batch: Batch, *, last: bool) -> bool:
+        """Take a batch, the last one or not; False leaves it to the reader."""
+        ...
+
+
 class Pieces:
-    """The pieces of all choices of one answer as they come, each choice's in order.
+    """The pieces of all choices of one answer as they come, each choice's in order. A context.
 
         await next_batch() -> everything that came meanwhile      (and so on, until `unfinished` is 0)
 
@@ -79,22 +101,30 @@ class Pieces:
 
     Args:
         choices: All of them.
-        take: Called on the loop with a batch that comes while the reader awaits; False leaves it to the reader.
+        take: Called on the loop with a batch that comes while the reader awaits.
+
+    Attributes:
+        unfinished: Choices whose last piece has not come.
     """
 
-    def __init__(self, choices: Sequence[Choice], take: Callable[[Batch], bool]) -> None:
+    def __init__(self, choices: Sequence[Choice], take: Take) -> None:
+        self._choices = choices
         self._open = list(choices)
+        self.unfinished = len(choices)
         self._take = take
         self._waiter: asyncio.Future[None] | None = None
         self._left: Batch = []
         self._scheduled = False
-        for choice in choices:
-            choice.subscribe(self._advance if len(choices) == 1 else self._wake)
 
-    @property
-    def unfinished(self) -> int:
-        """Choices whose last piece has not come."""
-        return len(self._open)
+    def __enter__(self) -> Self:
+        on_wake = self._advance if self.unfinished == 1 else self._wake
+        for choice in self._choices:
+            choice.subscribe(on_wake)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for choice in self._choices:  # which would keep each other in memory until the garbage is collected
+            choice.unsubscribe()
 
     async def next_batch(self) -> Batch:
         """The next pieces that were not taken as they came.
@@ -113,14 +143,16 @@ class Pieces:
         return batch
 
     def _poll(self) -> Batch:
-        if len(self._open) == 1:  # nearly always
-            piece = self._open[0].next_piece()
-            batch = [] if piece is None else [(self._open[0], piece)]
+        if self.unfinished == 1:  # nearly always
+            only = self._open[0]
+            piece = only.next_piece()
+            batch = [] if piece is None else [(only, piece)]
         else:
             batch = [(choice, piece) for choice in self._open if (piece := choice.next_piece()) is not None]
         for choice, piece in batch:
             if piece.finish_reason is not None:
                 self._open.remove(choice)
+                self.unfinished -= 1
         return batch
 
     def _wake(self) -> None:
@@ -136,7 +168,7 @@ class Pieces:
             return  # the reader is busy, and looks again before it waits
         try:
             batch = self._poll()
-            if batch and not self._take(batch):
+            if batch and not self._take(batch, last=not self.unfinished):
                 self._left = batch
                 waiter.set_result(None)
             else:

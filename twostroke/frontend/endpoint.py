@@ -8,8 +8,6 @@ them fails. Each takes the work from the engine at once.
 """
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
@@ -26,7 +24,8 @@ from twostroke.frontend.output import Piece
 from twostroke.frontend.request_fields import StreamUsage
 from twostroke.frontend.surface import AnswerWriter, Surface
 from twostroke.frontend.tokenizer import TextModel
-from twostroke.protocol.errors import AbortedError, DeadlineError, TwostrokeError
+from twostroke.frontend.watch import TICK_S, Watch
+from twostroke.protocol.errors import AbortedError, DeadlineError
 
 DONE = b"data: [DONE]\n\n"
 STALLED_S = 5.0
@@ -46,6 +45,43 @@ class Limits:
     body_bytes: int
     timeout_s: float
     keep_alive_s: float
+
+
+class _Request:
+    """What may end a request from outside, and has to take its work from the engine then.
+
+    Args:
+        exchange: Its client.
+        in_flight: Ends results.
+        limits: Its time.
+
+    Attributes:
+        results: All that was submitted for it.
+        stalled: The client was given up; its task is cancelled then.
+    """
+
+    def __init__(self, exchange: Exchange, in_flight: InFlight, limits: Limits) -> None:
+        self.results: list[GenerationResult] = []
+        self.stalled = False
+        self._exchange = exchange
+        self._in_flight = in_flight
+        self._timeout_s = limits.timeout_s
+        self._expires_s = asyncio.get_running_loop().time() + limits.timeout_s
+        self._task = asyncio.current_task()
+
+    def leave(self) -> None:
+        """The client has left."""
+        self._in_flight.end(self.results, AbortedError("the client left"))
+
+    def tick(self, now_s: float) -> None:
+        """See `Watched`."""
+        if now_s >= self._expires_s:
+            # The worker ends it at about the same time; this also covers a worker that hangs.
+            self._in_flight.end(self.results, DeadlineError(f"the request did not end within {self._timeout_s:g} s"))
+            if now_s >= self._expires_s + STALLED_S and self._task is not None and not self.stalled:
+                self.stalled = True
+                self._task.cancel()
+        self._exchange.tick(now_s)
 
 
 class GenerationEndpoint:
@@ -76,93 +112,79 @@ class GenerationEndpoint:
         self._in_flight = in_flight
         self._metrics = metrics
         self._limits = limits
+        # Short limits are looked at more often, so that they are kept about as well as long ones.
+        self._watch = Watch(min(TICK_S, limits.timeout_s / 4, limits.keep_alive_s / 4))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; every failure becomes its answer."""
         exchange = Exchange(scope, receive, send)
         timer = RequestTimer(self._metrics, self._surface.name)
+        request = _Request(exchange, self._in_flight, self._limits)
         status = CLIENT_LEFT  # what a request is that is cut off from outside
+        self._watch.add(request)
         try:
-            async with asyncio.timeout(self._limits.timeout_s + STALLED_S):
-                await self._serve(exchange, timer)
+            await self._serve(exchange, request, timer)
             status = CLIENT_LEFT if exchange.state is State.LEFT else 200
         except ClientLeftError:
             status = CLIENT_LEFT
-        except TimeoutError:
+        except asyncio.CancelledError:
+            if not request.stalled:
+                raise
             status = await exchange.give_up(DeadlineError("the request was not sent, or its answer not read, in time"))
         except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, the client gets one answer
             status = await exchange.fail(error)
         finally:
+            self._watch.remove(request)
             timer.ended(status)
 
-    async def _serve(self, exchange: Exchange, timer: RequestTimer) -> None:
-        with self._in_flight.slot():
+    async def _serve(self, exchange: Exchange, request: _Request, timer: RequestTimer) -> None:
+        with self._in_flight.slot() as slot:
             body = await exchange.body(self._limits.body_bytes)
             submission = await self._surface.read(body, self._limits.timeout_s)
-            with self._in_flight.slot(len(submission.outputs) - 1), self._running(submission, exchange) as results:
+            slot.widen(len(submission.outputs))
+            try:
+                self._submit(submission, request)
+                exchange.watch(request.leave)
                 choices = [
-                    Choice(
-                        index,
-                        result,
-                        submission,
-                        executor=self._executor,
-                        text=self._text,
-                        timer=timer.sequence(),
-                    )
-                    for index, result in enumerate(results)
+                    Choice(index, result, submission, executor=self._executor, text=self._text, timer=timer.sequence())
+                    for index, result in enumerate(request.results)
                 ]
                 if submission.stream:
                     await self._stream(exchange, submission, choices)
                 else:
                     await self._collect(exchange, submission, choices)
+            finally:
+                exchange.unwatch()
+                self._in_flight.untrack(request.results)
 
-    @contextlib.contextmanager
-    def _running(self, submission: Submission, exchange: Exchange) -> Iterator[list[GenerationResult]]:
-        """Submit, and let the client's leaving, the deadline and the stop end all results."""
-        timeout_s = self._limits.timeout_s
-        results: list[GenerationResult] = []
-
-        def end(error: TwostrokeError) -> None:
-            self._in_flight.end(results, error)
-
-        def leave() -> None:
-            end(AbortedError("the client left"))
-
-        def expire() -> None:
-            # The worker ends it at about the same time; this also covers a worker that hangs.
-            end(DeadlineError(f"the request did not end within {timeout_s:g} s"))
-
-        timer = asyncio.get_running_loop().call_later(timeout_s, expire)
-        try:
-            for request in submission.requests:
-                sequences = self._executor.submit_all(request)
-                self._in_flight.track(sequences)
-                results += sequences
-            exchange.watch(leave)
-            yield results
-        finally:
-            exchange.unwatch()
-            timer.cancel()
-            self._in_flight.untrack(results)
+    def _submit(self, submission: Submission, request: _Request) -> None:
+        """Submit all of it; what was submitted is the request's even if the rest cannot be."""
+        for one in submission.requests:
+            results = self._executor.submit_all(one)
+            self._in_flight.track(results)
+            request.results += results
 
     async def _stream(self, exchange: Exchange, submission: Submission, choices: list[Choice]) -> None:
         """One write a batch of pieces; the last ones, the counts and the end mark leave together."""
         events = _Events(self._surface.writer(submission), submission.usage, choices)
 
-        def take(batch: Batch) -> bool:
+        def take(batch: Batch, *, last: bool) -> bool:
             # The first and the last are the reader's: they start and complete the answer.
-            if not (pieces.unfinished and exchange.writable):
+            if last or not exchange.writable:
                 return False
             exchange.write_event(events.of(batch))
             return True
 
-        pieces = Pieces(choices, take)
-        with exchange.kept_alive(self._limits.keep_alive_s):
-            while pieces.unfinished:
-                batch = await pieces.next_batch()
-                data = events.of(batch) if pieces.unfinished else events.of(batch) + events.end()
-                if data:  # text that may be a tool call is held back
-                    await exchange.event(data, last=not pieces.unfinished)
+        exchange.keep_alive(self._limits.keep_alive_s)
+        try:
+            with Pieces(choices, take) as pieces:
+                while pieces.unfinished:
+                    batch = await pieces.next_batch()
+                    data = events.of(batch) if pieces.unfinished else events.of(batch) + events.end()
+                    if data:  # text that may be a tool call is held back
+                        await exchange.event(data, last=not pieces.unfinished)
+        finally:
+            exchange.keep_alive(None)
 
     async def _collect(self, exchange: Exchange, submission: Submission, choices: list[Choice]) -> None:
         answers = [Piece() for _ in choices]
@@ -171,14 +193,14 @@ class GenerationEndpoint:
             for choice, piece in batch:
                 answers[choice.index].append(piece)
 
-        def take(batch: Batch) -> bool:
-            if pieces.unfinished:
+        def take(batch: Batch, *, last: bool) -> bool:
+            if not last:
                 add(batch)
-            return bool(pieces.unfinished)
+            return not last
 
-        pieces = Pieces(choices, take)
-        while pieces.unfinished:
-            add(await pieces.next_batch())
+        with Pieces(choices, take) as pieces:
+            while pieces.unfinished:
+                add(await pieces.next_batch())
         await exchange.json(self._surface.writer(submission).whole(answers, usage_of(choices)))
 
 

@@ -7,10 +7,9 @@ any --the client closes--> left                            (nothing is sent any 
 """
 
 import asyncio
-import contextlib
 import enum
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import structlog
@@ -22,6 +21,9 @@ log = structlog.get_logger(__name__)
 
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment in an event stream: clients skip it."""
+
+Headers = Sequence[tuple[bytes, bytes]]
+"""Names in lower case, and values."""
 
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [
@@ -38,17 +40,29 @@ DIRECT_CONNECTION = "twostroke.direct_connection"
 class DirectConnection(Protocol):
     """The client's connection without the messages of ASGI in between."""
 
+    def take_body(self) -> bytes | None:
+        """The request's whole body, if it is here already."""
+        ...
+
     def watch(self, on_left: Callable[[], None] | None) -> None:
         """Have `on_left` called once the client has closed it, now if it has already; None ends that."""
         ...
 
     @property
     def writable(self) -> bool:
-        """Whether the response has begun, and its client reads fast enough."""
+        """Whether bytes are taken at once: the client is there, and reads fast enough."""
         ...
 
-    def write(self, data: bytes) -> None:
-        """Send a part of the body that is not the last."""
+    def answer(self, status: int, headers: "Headers", body: bytes) -> None:
+        """Send a whole response."""
+        ...
+
+    def begin(self, headers: "Headers") -> None:
+        """Begin a response of unknown length, with status 200."""
+        ...
+
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send a part of the body of a response that has begun."""
         ...
 
 
@@ -68,8 +82,9 @@ class Exchange:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._writes = 0
+        self._writes = self._writes_seen = 0
         self._writing = False
+        self._period_s: float | None = None
         self._comment: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         # Taken from the scope, of which it knows: a cycle would keep every request until the garbage is collected.
@@ -83,6 +98,10 @@ class Exchange:
             ApiError: It is longer than `limit` bytes (413).
             ClientLeftError: The client left before it was sent.
         """
+        whole = None if self._direct is None else self._direct.take_body()
+        if whole is not None:
+            _refuse_above(limit, len(whole))
+            return whole
         announced = next((value for name, value in self._scope["headers"] if name == b"content-length"), b"")
         _refuse_above(limit, int(announced) if announced.isdigit() else 0)
         chunks: list[bytes] = []
@@ -124,15 +143,19 @@ class Exchange:
             self.state = State.LEFT
             tell()
 
-    async def json(self, body: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    async def json(self, body: bytes, status: int = 200, headers: Headers = ()) -> None:
         """Answer with a JSON body and be complete."""
-        length = (b"content-length", b"%d" % len(body))
-        await self._send(
-            {"type": "http.response.start", "status": status, "headers": [*_JSON, length, *(headers or [])]}
-        )
-        await self._send({"type": "http.response.body", "body": body})
+        if self._direct is not None and self._direct.writable:
+            self._direct.answer(status, [*_JSON, *headers], body)
+        else:
+            await self._send_json(body, status, headers)
         if self.state is State.OPEN:
             self.state = State.COMPLETE
+
+    async def _send_json(self, body: bytes, status: int, headers: Headers) -> None:
+        length = (b"content-length", b"%d" % len(body))
+        await self._send({"type": "http.response.start", "status": status, "headers": [*_JSON, length, *headers]})
+        await self._send({"type": "http.response.body", "body": body})
 
     async def event(self, data: bytes, *, last: bool = False) -> None:
         """Write encoded events; the first ones start the stream with status 200, the last ones complete it.
@@ -163,40 +186,50 @@ class Exchange:
 
     async def _write(self, data: bytes, *, last: bool = False) -> None:
         self._writes += 1
+        begins = self.state is State.OPEN
+        if begins:
+            self.state = State.STREAMING  # before the write: from here on no status can be sent any more
+        if self._direct is not None and self._direct.writable:
+            if begins:
+                self._direct.begin(_EVENTS)
+            self._direct.write(data, last=last)
+        else:
+            await self._send_events(data, begins=begins, last=last)
+        if last and self.state is State.STREAMING:
+            self.state = State.COMPLETE
+
+    async def _send_events(self, data: bytes, *, begins: bool, last: bool) -> None:
         self._writing = True
         try:
-            if self.state is State.OPEN:
-                self.state = State.STREAMING  # before the write: from here on no status can be sent any more
+            if begins:
                 await self._send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
             await self._send({"type": "http.response.body", "body": data, "more_body": not last})
         finally:
             self._writing = False
-        if last and self.state is State.STREAMING:
-            self.state = State.COMPLETE
 
-    @contextlib.contextmanager
-    def kept_alive(self, period_s: float) -> Iterator[None]:
-        """Within the context, write a comment whenever the stream was silent for `period_s`: proxies cut silent ones.
+    def keep_alive(self, period_s: float | None) -> None:
+        """Let `tick` write a comment whenever the stream was silent for `period_s`: proxies cut silent ones.
 
         The first comment starts the stream, so that a failure after it is an event and no status any more.
+
+        Args:
+            period_s: Seconds; None for no comments from now on.
         """
-        loop = asyncio.get_running_loop()
-        timer: asyncio.TimerHandle
+        self._period_s = period_s
+        self._silent_since_s: float | None = None
+        if period_s is None and self._comment is not None:
+            self._comment.cancel()
 
-        def tick(writes_before: int) -> None:
-            nonlocal timer
-            silent = self._writes == writes_before and not self._writing
-            if silent and self.state in (State.OPEN, State.STREAMING):
-                self._comment = loop.create_task(self._write(KEEP_ALIVE))
-            timer = loop.call_later(period_s, tick, self._writes + (1 if silent else 0))
-
-        timer = loop.call_later(period_s, tick, self._writes)
-        try:
-            yield
-        finally:
-            timer.cancel()
-            if self._comment is not None:
-                self._comment.cancel()
+    def tick(self, now_s: float) -> None:
+        """See how long nothing was written."""
+        if self._period_s is None:
+            return
+        if self._silent_since_s is None or self._writes != self._writes_seen or self._writing:
+            self._silent_since_s = now_s
+            self._writes_seen = self._writes
+        elif now_s - self._silent_since_s >= self._period_s and self.state in (State.OPEN, State.STREAMING):
+            self._silent_since_s = now_s
+            self._comment = asyncio.get_running_loop().create_task(self._write(KEEP_ALIVE))
 
     async def fail(self, error: BaseException) -> int:
         """End with `error`, in the form that the state asks for.

@@ -15,20 +15,21 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from twostroke.frontend.exchange import DIRECT_CONNECTION
+from twostroke.frontend.exchange import DIRECT_CONNECTION, Headers
 from twostroke.protocol.openai_answers import ErrorBody, ErrorObject
 
 MAX_HEAD_BYTES = 64 << 10
 REQUEST_S = 75.0
+_LAST_CHUNK = b"0\r\n\r\n"
 
 
 class _DirectConnection:
     """One response's view of its connection: see `DirectConnection`.
 
     Args:
-        cycle: The response.
+        cycle: The response. It stays uvicorn's: what is written here is noted there.
     """
 
     __slots__ = ("_cycle", "_on_left")
@@ -37,10 +38,12 @@ class _DirectConnection:
         self._cycle = cycle
         self._on_left: Callable[[], None] | None = None
 
-    @property
-    def complete(self) -> bool:
-        """Whether the answer is."""
-        return self._cycle.response_complete
+    def take_body(self) -> bytes | None:
+        """See `DirectConnection`."""
+        cycle = self._cycle
+        if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
+            return None
+        return bytes(cycle.body)
 
     def watch(self, on_left: Callable[[], None] | None) -> None:
         """See `DirectConnection`."""
@@ -60,13 +63,41 @@ class _DirectConnection:
     def writable(self) -> bool:
         """See `DirectConnection`."""
         cycle = self._cycle
-        return bool(cycle.chunked_encoding) and not (
-            cycle.flow.write_paused or cycle.disconnected or cycle.response_complete
-        )
+        return not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
 
-    def write(self, data: bytes) -> None:
+    def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """See `DirectConnection`."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        length = (b"content-length", b"%d" % len(body))
+        self._cycle.transport.write(self._head(status, [*headers, length]) + body)
+        self._complete()
+
+    def begin(self, headers: Headers) -> None:
+        """See `DirectConnection`."""
+        self._cycle.chunked_encoding = True
+        self._cycle.transport.write(self._head(HTTPStatus.OK, [*headers, (b"transfer-encoding", b"chunked")]))
+
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        """See `DirectConnection`."""
+        chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""  # an empty one would be the end
+        self._cycle.transport.write(chunk + _LAST_CHUNK if last else chunk)
+        if last:
+            self._complete()
+
+    def _head(self, status: int, headers: Headers) -> bytes:
+        cycle = self._cycle
+        cycle.response_started = True
+        if not cycle.keep_alive:
+            headers = [*headers, (b"connection", b"close")]
+        lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+        return b"".join([STATUS_LINE[status], *lines, b"\r\n"])
+
+    def _complete(self) -> None:
+        cycle = self._cycle
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -75,7 +106,9 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_bytes: int | None = 0  # of the head that is being read, but for its first chunk; None in a body
+        self._arriving = False  # a request has begun and is not whole
         self._request_timer: asyncio.TimerHandle | None = None
+        self._idle_since_s: float | None = None
         self._directs: list[_DirectConnection] = []  # of requests that have no answer yet: several if pipelined
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base class
@@ -85,6 +118,25 @@ class HttpProtocol(HttpToolsProtocol):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
         self._await_request()
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, or rest: see `close_if_idle`."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._idle_since_s = self.loop.time()
+
+    def close_if_idle(self, now_s: float) -> None:
+        """Close a connection that has rested for long since its last answer. The server asks once a second.
+
+        uvicorn has a timer for each answer instead, made and cancelled hundreds of times a second.
+        """
+        if self._idle_since_s is not None and now_s - self._idle_since_s >= self.timeout_keep_alive:
+            self.timeout_keep_alive_handler()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is waited for any more."""
@@ -97,7 +149,10 @@ class HttpProtocol(HttpToolsProtocol):
         """Parse, and refuse a head that does not end."""
         if self._head_bytes is not None:
             self._head_bytes += len(data)
+        self._idle_since_s = None
         super().data_received(data)
+        if self._arriving:  # most requests arrive at once, and need no timer
+            self._await_request()
         if self._head_bytes is not None and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -107,19 +162,22 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A head begins, perhaps in the middle of a chunk: only what follows that chunk is counted."""
         self._head_bytes = 0
-        self._await_request()
+        self._arriving = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """The head is here."""
         self._head_bytes = None
         super().on_headers_complete()
+        if self.scope["method"] == "HEAD":  # has an answer without a body, which uvicorn knows about
+            return
         direct = _DirectConnection(self.cycle)
-        self._directs = [*(one for one in self._directs if not one.complete), direct]
+        self._directs = [*self._directs, direct] if self.pipeline else [direct]
         self.scope["extensions"] = {DIRECT_CONNECTION: direct}  # type: ignore[dict-item] # any value may stand there
 
     def on_message_complete(self) -> None:
         """The whole request is here."""
+        self._arriving = False
         self._stop_timer()
         super().on_message_complete()
 

@@ -197,9 +197,13 @@ def _signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
 
 
 async def _until_stopped(stop: asyncio.Event, state: ServerState) -> None:
-    """Wait for `stop`, renewing the Date header once a second meanwhile."""
+    """Wait for `stop`; meanwhile, once a second, renew the Date header and close connections that rest for long."""
+    loop = asyncio.get_running_loop()
     while not stop.is_set():
         state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        for connection in list(state.connections):
+            if isinstance(connection, HttpProtocol):
+                connection.close_if_idle(loop.time())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), 1.0)
 

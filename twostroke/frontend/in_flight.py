@@ -5,6 +5,7 @@ fail_pending(): every running result fails, so that each client gets its one fin
 """
 
 from collections.abc import Sequence
+from typing import Self
 
 from twostroke.executor.base import GenerationExecutor
 from twostroke.executor.result import GenerationResult
@@ -29,14 +30,14 @@ class InFlight:
         self._results: set[GenerationResult] = set()
         self.stopping = False
 
-    def slot(self, places: int = 1) -> "Slot":
-        """A context that holds so many of the limited places, one a choice, for the time of a request.
+    def slot(self) -> "Slot":
+        """A context that holds one of the limited places, one a choice, for the time of a request.
 
         Entering it raises:
             OverloadedError: The frontend stops (503).
-            ApiError: There are not so many left (429).
+            ApiError: None is left (429).
         """
-        return Slot(self, places)
+        return Slot(self)
 
     def admit(self, places: int) -> None:
         """Take places; errors as `slot`. `leave` gives them back."""
@@ -88,17 +89,23 @@ class Slot:
 
     Args:
         in_flight: Where the places are.
-        places: How many.
     """
 
     __slots__ = ("_in_flight", "_places")
 
-    def __init__(self, in_flight: InFlight, places: int) -> None:
+    def __init__(self, in_flight: InFlight) -> None:
         self._in_flight = in_flight
-        self._places = places
+        self._places = 0
 
-    def __enter__(self) -> None:
-        self._in_flight.admit(self._places)
+    def __enter__(self) -> Self:
+        self.widen(1)
+        return self
+
+    def widen(self, places: int) -> None:
+        """Hold so many places in all; errors as on entering, which change nothing."""
+        if places > self._places:
+            self._in_flight.admit(places - self._places)
+            self._places = places
 
     def __exit__(self, *_: object) -> None:
         self._in_flight.leave(self._places)

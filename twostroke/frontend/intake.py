@@ -25,6 +25,7 @@ from twostroke.protocol.errors import OverloadedError
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.openai import SamplingFields
 from twostroke.protocol.requests import GenerationRequest
+from twostroke.protocol.sampling import SamplingParams
 from twostroke.protocol.tokens import pack_tokens
 
 TELL_EVERY = 64
@@ -141,7 +142,7 @@ class Intake:
         Raises:
             InvalidRequestError: A prompt is empty or does not fit, or a value is outside its range.
         """
-        sampling = read_sampling(fields, wanted, model, self._text)
+        sampling: SamplingParams | None = None
         n = choices_of(fields, self._max_n)
         # A stop string ends a sequence here, and the worker should make nothing after it.
         tell_every = 1 if fields.stream or fields.stop else TELL_EVERY
@@ -151,12 +152,16 @@ class Intake:
             check_prompt(prompt.token_ids, model, prompt.field)
             max_tokens = output_limit(limit, len(prompt.token_ids), model, prompt.field)
             # An engine always makes a token; where none is asked for, it is not shown.
-            params = with_max_tokens(sampling, max(max_tokens, 1))
+            room = max_tokens or 1
+            if sampling is None:
+                sampling = read_sampling(fields, wanted, model, self._text, room)
+            elif sampling.max_tokens != room:
+                sampling = with_max_tokens(sampling, room)
             requests.append(
                 GenerationRequest(
                     key=SequenceKey(self._executor.draw_client_id()),
                     prompt_ids=pack_tokens(prompt.token_ids),
-                    sampling=params,
+                    sampling=sampling,
                     constraint=constraint,
                     cache_salt=fields.cache_salt or "",
                     deadline_s=deadline_s,

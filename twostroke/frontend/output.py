@@ -1,7 +1,7 @@
 """The output of one sequence as a client gets it: text up to a stop string, logprobs, counts, and why it ended."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from twostroke.frontend.echo import CONTEXT_TOKENS, Echo
 from twostroke.frontend.sampling_fields import NO_LOGPROBS, WantedLogprobs
@@ -46,31 +46,23 @@ class Piece:
         finish_reason: Set in the last piece.
         token_ids: Ids of the tokens that arrived since the piece before; None if they were not asked for.
         prompt_logprobs: In the first piece, if asked for.
+        plain: It is known to be text and nothing else.
     """
 
     text: str = ""
-    tokens: list[ScoredToken] = field(default_factory=list)
+    tokens: Sequence[ScoredToken] = ()
     finish_reason: FinishReason | None = None
     token_ids: list[int] | None = None
     prompt_logprobs: list[ScoredPromptToken] | None = None
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is text and nothing else."""
-        return (
-            not self.tokens and self.finish_reason is None and self.token_ids is None and self.prompt_logprobs is None
-        )
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to tell a client yet."""
-        return not self.text and self.finish_reason is None
+    plain: bool = False
 
     def append(self, piece: "Piece") -> None:
         """Add what comes after this piece."""
         self.text += piece.text
-        self.tokens += piece.tokens
         self.finish_reason = piece.finish_reason
+        self.plain = self.plain and piece.plain
+        if piece.tokens:
+            self.tokens = [*self.tokens, *piece.tokens]
         if piece.token_ids is not None:
             self.token_ids = [*(self.token_ids or []), *piece.token_ids]
         if piece.prompt_logprobs is not None:
@@ -141,7 +133,8 @@ class OutputText:
             InternalRequestError: The sequence ended in a hand-over, which only a router may see.
         """
         if self._plain and outputs and outputs[0].logprobs is None:
-            return Piece(self._add_plain(outputs), finish_reason=self.finish_reason)
+            text = self._add_plain(outputs)
+            return Piece(text, (), self.finish_reason, plain=self.finish_reason is None)
         text = "".join([self._add(output) for output in outputs if self.finish_reason is None])
         if not text and self.finish_reason is None:
             return Piece()
@@ -153,12 +146,12 @@ class OutputText:
 
     def _add_plain(self, outputs: Sequence[SequenceOutput]) -> str:
         """The text of `outputs` where text and counts are all that is asked for."""
-        last = outputs[-1]
+        first, last = outputs[0], outputs[-1]
         if self.finish_reason is not None:
             return ""
-        if outputs[0].cached_tokens is not None:
-            self.cached_tokens = outputs[0].cached_tokens
-        token_ids = unpack_tokens(last.token_ids if len(outputs) == 1 else b"".join(o.token_ids for o in outputs))
+        if first.cached_tokens is not None:
+            self.cached_tokens = first.cached_tokens
+        token_ids = unpack_tokens(last.token_ids if first is last else b"".join([one.token_ids for one in outputs]))
         self.token_count += len(token_ids)
         if last.finish_reason is None:
             return self._detokenizer.push(token_ids)

@@ -61,18 +61,22 @@ def check_prompt_logprobs(body: SamplingFields) -> None:
         raise InvalidRequestError(f"prompt_logprobs must be from 0 to {MAX_LOGPROBS}, not {count}", "prompt_logprobs")
 
 
-def read_sampling(body: SamplingFields, wanted: WantedLogprobs, model: ServedModel, text: TextModel) -> SamplingParams:
-    """How tokens are chosen, but for `max_tokens`: that depends on the prompt.
+def read_sampling(
+    body: SamplingFields, wanted: WantedLogprobs, model: ServedModel, text: TextModel, max_tokens: int
+) -> SamplingParams:
+    """How tokens are chosen, for a prompt that leaves room for `max_tokens`.
 
     Raises:
         InvalidRequestError: A value is outside its range.
     """
     defaults = text.defaults
     stop_token_ids = body.stop_token_ids or []
-    check_token_ids(stop_token_ids, model, "stop_token_ids")
+    if stop_token_ids:
+        check_token_ids(stop_token_ids, model, "stop_token_ids")
     top_k = _given(body.top_k, defaults.top_k)
     try:
         return SamplingParams(
+            max_tokens=max_tokens,
             min_tokens=body.min_tokens or 0,
             temperature=_given(body.temperature, defaults.temperature),
             # Both 0 and -1 say "all tokens" in common clients; more than the vocabulary says so too.
@@ -83,8 +87,8 @@ def read_sampling(body: SamplingFields, wanted: WantedLogprobs, model: ServedMod
             repetition_penalty=_given(body.repetition_penalty, defaults.repetition_penalty),
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
-            logit_bias=_logit_bias(body.logit_bias or {}, model),
-            bad_words=_bad_words(body.bad_words or (), text),
+            logit_bias=_logit_bias(body.logit_bias, model) if body.logit_bias else (),
+            bad_words=_bad_words(body.bad_words, text) if body.bad_words else (),
             stop_token_ids=tuple(stop_token_ids),
             ignore_eos=bool(body.ignore_eos),
             logprobs=wanted.output,
@@ -95,7 +99,7 @@ def read_sampling(body: SamplingFields, wanted: WantedLogprobs, model: ServedMod
 
 
 def with_max_tokens(params: SamplingParams, max_tokens: int) -> SamplingParams:
-    """`params` for a prompt that leaves so much room.
+    """`params` for another prompt, that leaves so much room.
 
     Raises:
         InvalidRequestError: `min_tokens` is more.

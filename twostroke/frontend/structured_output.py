@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import operator
 from collections.abc import Iterator, Mapping
 
 from llguidance.gbnf_to_lark import any_to_lark
@@ -17,6 +18,10 @@ MAX_CHOICES = 4096
 OFFLOAD_CHARS = 2048
 """Longer constraints take more than some milliseconds to check, and are checked in a thread."""
 
+_FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_NONE = (None,) * len(_FIELDS)
+_constraints_of = operator.attrgetter(*_FIELDS)
+
 
 async def read_constraint(fields: SamplingFields) -> Constraint | None:
     """What the output must look like; None for anything.
@@ -24,6 +29,8 @@ async def read_constraint(fields: SamplingFields) -> Constraint | None:
     Raises:
         InvalidRequestError: More than one field asks for something, or one is wrong; `param` names it.
     """
+    if _constraints_of(fields) == _NONE:  # nearly every request; looking closer costs more
+        return None
     asked = list(_asked(fields))
     if not asked:
         return None

@@ -1,5 +1,6 @@
 """What differs between the endpoints that generate text: how a body is read and how an answer is written."""
 
+import functools
 import secrets
 import time
 from collections.abc import Sequence
@@ -96,9 +97,14 @@ class Envelope:
         self.id = f"{id_prefix}-{secrets.token_hex(16)}"
         self.created = int(time.time())
         self.model = model
-        head = msgspec.json.encode({"id": self.id, "object": kind, "created": self.created, "model": model})[:-1]
-        self._head = b"data: " + head + b',"choices":['
+        self._kind = kind
         self._tail = b"]}\n\n" if usage is StreamUsage.NEVER else b'],"usage":null}\n\n'
+
+    @functools.cached_property
+    def _head(self) -> bytes:
+        """Made with the first chunk: a whole answer has none."""
+        fields = {"id": self.id, "object": self._kind, "created": self.created, "model": self.model}
+        return b"data: " + msgspec.json.encode(fields)[:-1] + b',"choices":['
 
     def chunk(self, choice: bytes, usage: Usage | None = None) -> bytes:
         """The event that carries one encoded choice, and perhaps the counts so far."""

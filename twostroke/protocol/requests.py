@@ -11,7 +11,7 @@ import msgspec
 from twostroke.protocol.constraint import Constraint
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.sampling import SamplingParams
-from twostroke.protocol.tokens import TOKEN_BYTES, token_count
+from twostroke.protocol.tokens import TOKEN_BYTES
 from twostroke.protocol.transfer import ContextPhaseParams
 
 PROTOCOL_VERSION = 4
@@ -66,18 +66,23 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate
     tell_every: int = 1
 
     def __post_init__(self) -> None:
+        # Runs with each leg of a request: what is plainly right is seen at once.
+        if self.n != 1:
+            self._check_n()
         if self.tell_every < 1:
             raise ValueError(f"tell_every must be at least 1, not {self.tell_every}")
-        if not 1 <= self.n <= MAX_N:
-            raise ValueError(f"n must be from 1 to {MAX_N}, not {self.n}")
-        if self.n > 1 and (self.key.index or self.generated_ids or self.phase is Phase.GENERATION_ONLY):
-            raise ValueError(f"n of {self.n} does not go with an index, generated_ids or generation_only")
-        if not token_count(self.prompt_ids):
+        if not self.prompt_ids:
             raise ValueError("prompt must hold at least one token, not 0")
-        if len(self.prompt_ids) % TOKEN_BYTES or len(self.generated_ids) % TOKEN_BYTES:
+        if (len(self.prompt_ids) | len(self.generated_ids)) % TOKEN_BYTES:
             raise ValueError("token buffers must hold whole int32 values")
         if (self.phase is Phase.GENERATION_ONLY) != (self.context_phase_params is not None):
             raise ValueError(f"context_phase_params go with generation_only and nothing else, not with {self.phase}")
+
+    def _check_n(self) -> None:
+        if not 1 <= self.n <= MAX_N:
+            raise ValueError(f"n must be from 1 to {MAX_N}, not {self.n}")
+        if self.key.index or self.generated_ids or self.phase is Phase.GENERATION_ONLY:
+            raise ValueError(f"n of {self.n} does not go with an index, generated_ids or generation_only")
 
     @property
     def keys(self) -> tuple[SequenceKey, ...]:
