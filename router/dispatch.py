@@ -10,8 +10,9 @@ Waiting requests are tried again at every tick of the pool and whenever a worker
 import itertools
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from router.policy import Policy, make_policy
 from router.pool import WorkerPool
@@ -24,8 +25,7 @@ MAX_WAIT_S = 30.0
 """A request that no worker took for so long is refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """The workers of one attempt.
 
     Attributes:

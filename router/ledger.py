@@ -16,7 +16,6 @@ import enum
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import msgspec
@@ -64,8 +63,7 @@ class PhaseMove(msgspec.Struct, frozen=True, gc=False):
     at_s: float
 
 
-@dataclass(slots=True, eq=False)
-class LedgerEntry:
+class LedgerEntry(msgspec.Struct, eq=False):
     """One request.
 
     Attributes:
@@ -87,7 +85,7 @@ class LedgerEntry:
     client_id: int
     prompt_tokens: int
     n: int = 1
-    moves: list[PhaseMove] = field(default_factory=list)
+    moves: list[PhaseMove] = msgspec.field(default_factory=list)
     attempt: int = 0
     context_worker: str | None = None
     generation_worker: str | None = None

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
+import msgspec
+
 from router.policy import estimated_load
 from twostroke.executor.base import Health, HealthState, ResultSink
 from twostroke.protocol.requests import GenerationRequest
@@ -127,8 +129,7 @@ class AttachedWorker:
         return Claim(self, tokens)
 
 
-@dataclass(slots=True, eq=False)
-class Claim:
+class Claim(msgspec.Struct, eq=False):
     """One sequence counted on one worker."""
 
     worker: AttachedWorker

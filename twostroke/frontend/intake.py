@@ -1,7 +1,8 @@
 """The half of reading a request that the generating endpoints share: from fields and a prompt to a submission."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from twostroke.executor.base import GenerationExecutor, HealthState, ServedModel
 from twostroke.frontend.echo import make_echo
@@ -32,8 +33,7 @@ TELL_EVERY = 64
 """Tokens a message of an answer that nobody reads before its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(msgspec.Struct, frozen=True):
     """A request that was read and found right.
 
     Attributes:
@@ -53,8 +53,7 @@ class Submission:
     tools: ToolUse | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """A tokenized prompt.
 
     Attributes:

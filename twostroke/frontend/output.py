@@ -1,7 +1,8 @@
 """The output of one sequence as a client gets it: text up to a stop string, logprobs, counts, and why it ended."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from twostroke.frontend.echo import CONTEXT_TOKENS, Echo
 from twostroke.frontend.sampling_fields import NO_LOGPROBS, WantedLogprobs
@@ -13,8 +14,7 @@ from twostroke.protocol.responses import FinishReason, SequenceOutput, TokenLogp
 from twostroke.protocol.tokens import unpack_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredToken:
+class ScoredToken(msgspec.Struct, frozen=True):
     """A token with its logprobs.
 
     Attributes:
@@ -28,16 +28,14 @@ class ScoredToken:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredPromptToken:
+class ScoredPromptToken(msgspec.Struct, frozen=True):
     """A token of the prompt, not the first, with its logprobs."""
 
     token_id: int
     logprobs: PromptTokenLogprobs
 
 
-@dataclass(slots=True)
-class Piece:
+class Piece(msgspec.Struct):
     """What some outputs add to the answer.
 
     Attributes:
@@ -69,8 +67,7 @@ class Piece:
             self.prompt_logprobs = piece.prompt_logprobs
 
 
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
+class OutputOptions(msgspec.Struct, frozen=True):
     """How outputs become text.
 
     Attributes:

@@ -4,7 +4,6 @@ import enum
 import operator
 import re
 import secrets
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -35,8 +34,7 @@ class StreamUsage(enum.Enum):
     ALWAYS = "with every chunk"
 
 
-@dataclass(frozen=True, slots=True)
-class OutputLimit:
+class OutputLimit(msgspec.Struct, frozen=True):
     """How long the output may be.
 
     Attributes:

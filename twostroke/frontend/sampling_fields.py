@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -22,8 +21,7 @@ N = TypeVar("N", int, float)
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 
-@dataclass(frozen=True, slots=True)
-class WantedLogprobs:
+class WantedLogprobs(msgspec.Struct, frozen=True):
     """Alternatives to report at each token; None for no logprobs.
 
     Attributes:
