@@ -9,7 +9,7 @@ Waiting requests are tried again at every tick of the pool and whenever a worker
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -208,16 +208,16 @@ class Dispatcher:
             raise OverloadedError(f"no {role} worker can take the request; try again later")
         return _admitting(live)
 
-    def _choose(self, workers: list[AttachedWorker]) -> AttachedWorker:
+    def _choose(self, workers: Sequence[AttachedWorker]) -> AttachedWorker:
         """One of several workers of one role."""
         if len(workers) == 1:
             return workers[0]
         return workers[self._policies[workers[0].role].choose([worker.estimate() for worker in workers])]
 
 
-def _others(workers: list[AttachedWorker], refused_by: Collection[AttachedWorker]) -> list[AttachedWorker]:
+def _others(workers: Sequence[AttachedWorker], refused_by: Collection[AttachedWorker]) -> Sequence[AttachedWorker]:
     return [worker for worker in workers if worker not in refused_by] if refused_by else workers
 
 
-def _admitting(workers: list[AttachedWorker]) -> list[AttachedWorker]:
+def _admitting(workers: Sequence[AttachedWorker]) -> list[AttachedWorker]:
     return [worker for worker in workers if worker.link.load.admitting]

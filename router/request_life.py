@@ -169,6 +169,9 @@ class RequestLife:
             if output.final:
                 self._broken(leg, f"its last message repeats token {output.offset}")
             return
+        if sequence.phase is LedgerPhase.GENERATION and output.finish_reason is None:
+            sequence.client.feed(output)
+            return
         if leg.phase is Phase.CONTEXT_ONLY:
             self._context_output(sequence, leg, output)
             return

@@ -243,10 +243,13 @@ async def test_health_and_readiness(http: httpx.AsyncClient, executor: FakeExecu
     assert seen == {HealthState.STARTING: (200, 503), HealthState.READY: (200, 200), HealthState.DEAD: (503, 503)}
 
 
-async def test_metrics_count_requests_and_tokens(http: httpx.AsyncClient, executor: FakeExecutor) -> None:
-    """Counts, not times, are asserted: one first token, two gaps after it."""
-    executor.script = Script(steps=[(40,), (41,), (42,)], cached_tokens=1)
-    await http.post("/v1/completions", json={"prompt": [5, 6]})
+@pytest.mark.parametrize(("stream", "gaps"), [(True, 2), (False, 1)])
+async def test_metrics_count_requests_and_tokens(
+    http: httpx.AsyncClient, executor: FakeExecutor, *, stream: bool, gaps: int
+) -> None:
+    """Counts, not times, are asserted: one first token, and the gaps after it; a whole answer's are looked at once."""
+    executor.script = Script(steps=[(40,), (41,), (42,)], cached_tokens=1, pause_s=0.01)
+    await http.post("/v1/completions", json={"prompt": [5, 6], "stream": stream})
     text = (await http.get("/metrics")).text
     assert await counted(http, 200) == 1
     for line in (
@@ -254,7 +257,7 @@ async def test_metrics_count_requests_and_tokens(http: httpx.AsyncClient, execut
         "twostroke_cached_prompt_tokens_total 1.0",
         "twostroke_output_tokens_total 3.0",
         "twostroke_time_to_first_token_seconds_count 1.0",
-        "twostroke_inter_token_latency_seconds_count 2.0",
+        f"twostroke_inter_token_latency_seconds_count {gaps}.0",
         "twostroke_requests_in_flight 0.0",
     ):
         assert line in text.splitlines()

@@ -107,9 +107,19 @@ async def test_refused_at_once_without_workers() -> None:
     """Nothing to wait for: no live and no suspect worker in a needed role."""
     async with fake_cluster() as cluster:
         cluster.workers.pop("tcp://generation:1").die()
+        await until(lambda: not cluster.executor.pool.live(Role.GENERATION))
         with pytest.raises(OverloadedError, match="no generation worker can take the request"):
             cluster.send()
         assert len(cluster.executor.ledger) == 0
+
+
+async def test_a_worker_that_died_since_the_last_tick_costs_an_attempt() -> None:
+    """It still looks live: the request is placed there, refused, and placed elsewhere before the caller goes on."""
+    async with fake_cluster(context=2, generation=2) as cluster:
+        cluster.context(0).die()
+        for _ in range(2):
+            cluster.send()
+        assert [len(cluster.context(number).requests) for number in range(2)] == [0, 2]
 
 
 async def test_waiting_for_a_suspect_worker_that_dies() -> None:

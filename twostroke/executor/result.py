@@ -10,6 +10,7 @@ a gap means that tokens were lost and fails the result.
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -106,6 +107,9 @@ class GenerationResult:
         """The loop that a reader awaits on, or that has a subscriber, once there is one."""
         self._waiter: asyncio.Future[None] | None = None
         self._on_wake: Callable[[], None] | None = None
+        self._wakes_at_end = False
+        self.began_s: float | None = None
+        """When the first output came, in seconds of the monotonic clock."""
 
     @property
     def key(self) -> SequenceKey:
@@ -131,6 +135,8 @@ class GenerationResult:
                 self._end(error)
             else:
                 if fresh:
+                    if self.began_s is None:
+                        self.began_s = time.monotonic()
                     self._outputs.append(output)
                     self._finished = output.finish_reason is not None
                     if self._changed is not None:
@@ -144,13 +150,18 @@ class GenerationResult:
             if not self.done:
                 self._end(error)
 
-    def subscribe(self, on_wake: Callable[[], None]) -> None:
+    def subscribe(self, on_wake: Callable[[], None], *, at_end: bool = False) -> None:
         """Have `on_wake` called on the running loop whenever there is something new for `take_waiting`.
 
         Takes the place of an awaiting reader, without a change of task for each batch of outputs.
+
+        Args:
+            on_wake: Called.
+            at_end: Only once the sequence has ended.
         """
         self.loop = asyncio.get_running_loop()
         self._on_wake = on_wake
+        self._wakes_at_end = at_end
 
     def unsubscribe(self) -> None:
         """Call the subscriber no longer."""
@@ -159,7 +170,8 @@ class GenerationResult:
     def wake(self) -> None:
         """Resume the awaiting reader, or call the subscriber; on the loop's thread."""
         if self._on_wake is not None:
-            self._on_wake()
+            if not self._wakes_at_end or self.done:
+                self._on_wake()
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -46,8 +46,8 @@ class Choice:
         self._timer = timer
 
     def subscribe(self, on_wake: Callable[[], None]) -> None:
-        """Have `on_wake` called whenever there may be a new piece."""
-        self._result.subscribe(on_wake)
+        """Have `on_wake` called whenever there may be a new piece; only at the end where nobody reads before that."""
+        self._result.subscribe(on_wake, at_end=self._result.request.tell_every > 1)
 
     def unsubscribe(self) -> None:
         """Call nobody any more."""
@@ -62,7 +62,7 @@ class Choice:
         outputs = self._result.take_waiting()
         if not outputs:
             return None
-        self._timer.tokens(_tokens_of(outputs))
+        self._timer.tokens(_tokens_of(outputs), self._result.began_s)
         piece = self.output.add(outputs)
         if self.output.stopped_by_string:
             # The engine does not know stop strings; nothing it still makes is of use.

@@ -143,17 +143,19 @@ class SequenceTimer:
         self._arrived = arrived
         self._last: float | None = None
 
-    def tokens(self, count: int) -> None:
-        """`count` tokens have arrived together."""
+    def tokens(self, count: int, began: float | None) -> None:
+        """`count` tokens have arrived together; the very first of the sequence came at `began`."""
         if not count:
             return
+        self._metrics.output_tokens += count
         now = time.monotonic()
         if self._last is None:
-            self._metrics.time_to_first_token.observe(now - self._arrived)
-        else:
+            self._last = now if began is None else began
+            self._metrics.time_to_first_token.observe(self._last - self._arrived)
+            count -= 1
+        if count:
             self._metrics.inter_token_latency.observe((now - self._last) / count)
-        self._last = now
-        self._metrics.output_tokens += count
+            self._last = now
 
     def prompt(self, tokens: int, cached: int) -> None:
         """The sequence is whole; its prompt had `tokens`, `cached` of them in the prefix cache."""
