@@ -44,7 +44,7 @@ def bench_serve(peers: Path, served: Served, url: str, ask: Ask, folder: Path) -
     """Run the client against `url`.
 
     Raises:
-        RuntimeError: It failed, or requests did.
+        RuntimeError: It failed, requests did, or it took longer than `RUN_S`.
     """
     result = folder / "result.json"
     result.unlink(missing_ok=True)
@@ -55,7 +55,10 @@ def bench_serve(peers: Path, served: Served, url: str, ask: Ask, folder: Path) -
     command += ["--max-concurrency", str(ask.concurrency), "--temperature", "0", "--seed", str(ask.seed)]
     command += ["--percentile-metrics", "ttft,itl", "--save-result", "--disable-tqdm"]
     command += ["--result-dir", str(result.parent), "--result-filename", result.name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{ask.requests} requests at {url} did not end within {RUN_S:g} s") from None
     if not result.exists():
         raise RuntimeError(f"vllm bench serve ended with {done.returncode}: {done.stderr[-2000:]}")
     seen = msgspec.json.decode(result.read_bytes(), type=Seen)

@@ -1,6 +1,6 @@
 """How does the whole system serve, beside vLLM's own prefill/decode pair?
 
-    python -m benchmarks.vllm_pair --peers DIR [--rounds 2] [--concurrency 1 4 8]
+    python -m benchmarks.vllm_pair --peers DIR [--rounds 2] [--requests 3] [--concurrency 1 4 8]
 
 Both on CPU with the demo model, one engine thread a role: `twostroke up`, and two vLLM servers that hand the KV cache
 over with NIXL, behind `vllm-router`. One client, `vllm bench serve`, asks both for the same: prompts of random words,
@@ -17,15 +17,13 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.cluster import demo_model, running_cluster
-from benchmarks.report import Better, Report, interleave, output_options, publish
+from benchmarks.report import Absence, Better, Report, interleave, output_options, publish
 from benchmarks.router_overhead import PEERS
 from benchmarks.vllm_client import Ask, Seen, bench_serve
 from benchmarks.vllm_peer import Served, VllmPair, missing_pair, vllm_pair
 
 OURS, PEER = "twostroke", "vLLM pair"
 MAX_LEN = 2048
-REQUESTS_A_PLACE = 3
-"""Requests of a run for each that runs at the same time."""
 WARM_UP = Ask(concurrency=2, requests=2, prompt=64, output=8, seed=1_000_003)
 
 FIGURES: tuple[tuple[str, str, Callable[[Seen], float], Better], ...] = (
@@ -92,16 +90,21 @@ def measure(report: Report, arguments: argparse.Namespace, folder: Path, stack: 
     for name in urls:
         bench.run(name, WARM_UP)
     for concurrency in arguments.concurrency:
-        ask = Ask(
-            concurrency, concurrency * REQUESTS_A_PLACE, arguments.prompt, arguments.output, seed=concurrency * 1000
-        )
-        bench.measure(report, arguments.rounds, ask)
+        requests = concurrency * arguments.requests
+        ask = Ask(concurrency, requests, arguments.prompt, arguments.output, seed=concurrency * 1000)
+        try:
+            bench.measure(report, arguments.rounds, ask)
+        except RuntimeError as error:  # what was measured before it stays
+            report.absent.append(Absence(f"{concurrency} at a time", str(error)))
 
 
 def main() -> None:
     """Read the command line, measure, publish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2, help="of each concurrency (%(default)s)")
+    parser.add_argument(
+        "--requests", type=int, default=3, help="of a run, for each that runs at the same time (%(default)s)"
+    )
     parser.add_argument("--dtype", default="bfloat16", help="of both (%(default)s)")
     parser.add_argument(
         "--concurrency", type=int, nargs="+", default=[1, 4, 8], help="requests at the same time (%(default)s)"

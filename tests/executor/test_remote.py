@@ -281,6 +281,7 @@ async def test_a_full_queue_refuses_requests_and_keeps_aborts() -> None:
                 accepted.append(submit(executor, padding))
             except OverloadedError:
                 break
+            await asyncio.sleep(0)  # each turn of the loop sends what it was given
         with pytest.raises(OverloadedError, match="try again later"):
             submit(executor, padding)
         assert executor.pending == len(accepted)
@@ -290,6 +291,23 @@ async def test_a_full_queue_refuses_requests_and_keeps_aborts() -> None:
         worker.frozen.clear()
         await until(lambda: worker.aborts == [Abort(accepted[0].key.client_id, 0)])
         assert worker.submitted == len(accepted)
+        executor.shutdown()
+
+
+async def test_what_is_submitted_together_travels_together_and_in_order() -> None:
+    """One bundle a turn of the loop, aborts behind their requests; a burst beyond the bound is refused."""
+    limits = QueueLimits(messages=32)
+    with worker_thread(EndpointOptions(limits=limits)) as worker:
+        executor = await RemoteExecutor.attach(
+            worker.address, SECRET, ClientIds(7), options=RemoteOptions(limits=limits, dead_after_s=60.0)
+        )
+        results = [submit(executor, [Act.HANG]) for _ in range(31)]
+        results[3].abort()
+        with pytest.raises(OverloadedError, match="32 messages wait"):
+            submit(executor, [Act.HANG])
+        await until(lambda: worker.aborts == [Abort(results[3].key.client_id, 0)])
+        assert worker.submitted == 31
+        assert executor.pending == 30
         executor.shutdown()
 
 

@@ -11,7 +11,6 @@ connection, takes a new object.
 import asyncio
 import enum
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
@@ -22,16 +21,26 @@ import zmq
 from twostroke.executor.base import GenerationExecutor, Health, HealthState, ResultSink, ServedModel
 from twostroke.executor.pending import PendingResults
 from twostroke.ipc.attach_client import LEAVING_LINGER_MS, AttachClient
+from twostroke.ipc.codec import MAX_BUNDLE
 from twostroke.ipc.drops import DropCounters, DropReason
 from twostroke.ipc.sockets import QueueLimits
 from twostroke.protocol.errors import EngineDeadError, OverloadedError
 from twostroke.protocol.ids import ClientIds, frontend_of
-from twostroke.protocol.requests import PROTOCOL_VERSION, Abort, Attach, Detach, FrontendBeat, GenerationRequest
+from twostroke.protocol.requests import (
+    PROTOCOL_VERSION,
+    Abort,
+    Attach,
+    Detach,
+    FrontendBeat,
+    GenerationRequest,
+    WorkerBound,
+)
 from twostroke.protocol.responses import FrontendBound, ResponseBatch, SequenceOutput
 from twostroke.protocol.worker import Attached, AttachRefused, Heartbeat, WorkerDescription, WorkerLoad, WorkerStopping
 
 _BURST = 256  # messages handled before other callbacks of the loop get their turn
 _TICK_S = 0.25
+_ABORTS_FACTOR = 4  # aborts get in where requests do not, up to so many times the requests' bound
 
 log = structlog.get_logger(__name__)
 
@@ -96,7 +105,8 @@ class RemoteExecutor(GenerationExecutor):
         self.load = WorkerLoad()
         self.step_age_s = 0.0
         self._pending = PendingResults()
-        self._unsent_aborts: deque[Abort] = deque()
+        self._outbox: list[bytes] = []
+        self._flush_scheduled = False
         self._attached: Attached | None = None
         self._state = _State.CONNECTING
         self._loop = asyncio.get_running_loop()
@@ -186,10 +196,12 @@ class RemoteExecutor(GenerationExecutor):
         self._pending.submit(dict(zip(request.keys, sinks, strict=True)), lambda: self._send_request(request))
 
     def _send_request(self, request: GenerationRequest) -> None:
-        # An abort that could not be sent goes first, so that requests and aborts keep their order.
-        if not (self._flush_aborts() and self._client.send(self.epoch, request)):
+        stuck = self._outbox and not self._flush_scheduled
+        if stuck and not self._flush():
             raise OverloadedError(f"the queue to worker {self._address} is full; try again later")
-        self._turn_if_readable()
+        if len(self._outbox) >= self._options.limits.messages:
+            raise OverloadedError(f"{len(self._outbox)} messages wait for worker {self._address}; try again later")
+        self._post(request)
 
     def abort_request(self, client_id: int, index: int | None = None) -> None:
         """See `GenerationExecutor`; on the loop's thread."""
@@ -197,19 +209,36 @@ class RemoteExecutor(GenerationExecutor):
         self._pending.abort(client_id, index)
         if self._state is not _State.ATTACHED:
             return
-        self._unsent_aborts.append(Abort(client_id, index))
-        self._flush_aborts()
-        if len(self._unsent_aborts) > self._options.limits.messages:
+        self._post(Abort(client_id, index))
+        if len(self._outbox) > self._options.limits.messages * _ABORTS_FACTOR:
             self._die(EngineDeadError(f"worker {self._address} takes no messages any more"))
-        else:
-            self._turn_if_readable()
 
-    def _flush_aborts(self) -> bool:
-        """Send the aborts that wait; False if some still do."""
-        while self._unsent_aborts:
-            if not self._client.send(self.epoch, self._unsent_aborts[0]):
+    def _post(self, body: WorkerBound) -> None:
+        """Send `body` behind all that waits, together with what else is posted in this turn of the loop.
+
+        What cannot be sent waits in order, aborts behind their requests, for the next request or tick.
+        """
+        self._outbox.append(self._client.encode(self.epoch, body))
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush_turn)
+
+    def _flush_turn(self) -> None:
+        self._flush_scheduled = False
+        if self._state is _State.DEAD:
+            return
+        try:
+            self._flush()
+            self._turn_if_readable()
+        except Exception as error:  # noqa: BLE001 - a broken executor ends as a dead one, loudly
+            self._broke(error)
+
+    def _flush(self) -> bool:
+        """Send what waits; False if some of it still does."""
+        while self._outbox:
+            if not self._client.send_bundle(self._outbox[:MAX_BUNDLE]):
                 return False
-            self._unsent_aborts.popleft()
+            del self._outbox[:MAX_BUNDLE]
         return True
 
     def check_health(self) -> Health:
@@ -222,7 +251,7 @@ class RemoteExecutor(GenerationExecutor):
         """Abort what is pending and leave; the worker goes on. `on_dead` is not called."""
         self._require_thread()
         self._on_dead = None
-        if self._state is _State.ATTACHED:
+        if self._state is _State.ATTACHED and self._flush():
             for client_id in self._pending.client_ids():
                 self._client.send(self.epoch, Abort(client_id))
             self._client.send(self.epoch, Detach(self._client_ids.frontend_id))
@@ -258,6 +287,8 @@ class RemoteExecutor(GenerationExecutor):
                 self._try_attach()
             elif not self._read():
                 self._turn_if_readable()
+            if self._outbox and not self._flush_scheduled:  # the queue was full; there may be room now
+                self._flush()
         except Exception as error:  # noqa: BLE001 - a broken executor ends as a dead one, loudly
             self._broke(error)
 
@@ -347,8 +378,7 @@ class RemoteExecutor(GenerationExecutor):
         if not paused and self.silence_s > self._options.dead_after_s:
             self._die(EngineDeadError(f"worker {self._address} was silent for {self.silence_s:.1f} s"))
             return
-        self._flush_aborts()
-        if now - self._beat_at >= self._options.beat_s:
+        if self._flush() and now - self._beat_at >= self._options.beat_s:
             self._beat_at = now
             self._client.send(self.epoch, FrontendBeat(self._client_ids.frontend_id))
         self._turn_if_readable()
@@ -366,6 +396,7 @@ class RemoteExecutor(GenerationExecutor):
         self._tick_timer.cancel()
         for descriptor in self._descriptors:
             self._loop.remove_reader(descriptor)
+        self._outbox.clear()
         self._client.close(linger_ms)
         self._pending.fail_all(error)
         if not self._attaching.done():

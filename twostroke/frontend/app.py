@@ -10,7 +10,7 @@ GET  /openapi.json                             all of this, for programs
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,11 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from twostroke.executor.base import GenerationExecutor, HealthState
 from twostroke.frontend import openapi
-from twostroke.frontend.auth import ApiKeys, RequireApiKey
+from twostroke.frontend.auth import ApiKeys, AsyncApp, RequireApiKey
 from twostroke.frontend.chat import ChatSurface
 from twostroke.frontend.completions import CompletionSurface
 from twostroke.frontend.conversation import Conversations
@@ -113,7 +113,7 @@ def create_app(
         for answer in (tokenizing.tokenize, tokenizing.detokenize)
     )
     probes = _Probes(executor, in_flight, registry)
-    generating: dict[str, ASGIApp] = {"/v1/completions": completions, "/v1/chat/completions": chat}
+    generating: dict[str, AsyncApp] = {"/v1/completions": completions, "/v1/chat/completions": chat}
     if options.api_keys is not None:
         generating = {path: RequireApiKey(endpoint, options.api_keys) for path, endpoint in generating.items()}
     app = _Frontend(
@@ -130,7 +130,7 @@ def create_app(
             Route("/metrics", probes.metrics, methods=["GET"]),
             Route(openapi.PATH, probes.openapi, methods=["GET"]),
         ],
-        middleware=[Middleware(RequireApiKey, keys=options.api_keys)] if options.api_keys is not None else [],
+        middleware=[Middleware(RequireApiKey, keys=options.api_keys)] if options.api_keys is not None else [],  # type: ignore[arg-type] # Starlette's applications do give coroutines
         exception_handlers=error_handlers(),
     )
     app.router.redirect_slashes = False  # a redirect is no answer to a POST; the path is simply unknown
@@ -149,18 +149,17 @@ class _Frontend(Starlette):
         options: Starlette's.
     """
 
-    def __init__(self, generating: Mapping[str, ASGIApp], **options: Any) -> None:
+    def __init__(self, generating: Mapping[str, AsyncApp], **options: Any) -> None:
         super().__init__(**options)
         self._generating = generating
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        """Serve one request; what is awaited is the endpoint's own coroutine, without one around it."""
         if scope["type"] == "http" and scope["method"] == "POST":
             endpoint = self._generating.get(scope["path"])
             if endpoint is not None:
-                await endpoint(scope, receive, send)
-                return
-        await super().__call__(scope, receive, send)
+                return endpoint(scope, receive, send)
+        return super().__call__(scope, receive, send)
 
 
 def in_flight_of(app: Starlette) -> InFlight:

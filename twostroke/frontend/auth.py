@@ -2,13 +2,18 @@
 
 import hashlib
 import hmac
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from twostroke.frontend.errors import ApiError, Kind
 from twostroke.frontend.exchange import Exchange
 from twostroke.protocol.errors import ConfigError
+
+AsyncApp = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
+"""An ASGI application whose call gives a coroutine."""
 
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
 """Probes and metrics need no key: they are for the cluster and say nothing of requests."""
@@ -61,12 +66,12 @@ class RequireApiKey:
         keys: Who may enter.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    def __init__(self, app: AsyncApp, keys: ApiKeys) -> None:
         self._app = app
         self._keys = keys
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 401."""
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        """Pass the request on, or answer 401; what is awaited is the application's own coroutine."""
         if scope["type"] == "http" and scope["path"].startswith(GUARDED):
             authorization = None
             for name, value in scope["headers"]:
@@ -74,11 +79,13 @@ class RequireApiKey:
                     authorization = value
                     break
             if not self._keys.allow(authorization):
-                message = "a valid API key is needed: send it as `Authorization: Bearer KEY`"
-                error = ApiError(Kind.UNAUTHENTICATED, message, code="invalid_api_key")
-                await Exchange(scope, receive, send).fail(error)
-                return
-        await self._app(scope, receive, send)
+                return _refuse(scope, receive, send)
+        return self._app(scope, receive, send)
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    message = "a valid API key is needed: send it as `Authorization: Bearer KEY`"
+    await Exchange(scope, receive, send).fail(ApiError(Kind.UNAUTHENTICATED, message, code="invalid_api_key"))
 
 
 def _digest(key: bytes) -> bytes:

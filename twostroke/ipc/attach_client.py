@@ -8,6 +8,7 @@ the owner looks at `readable` again.
 """
 
 import secrets
+from collections.abc import Sequence
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -82,13 +83,21 @@ class AttachClient:
         """Whether a message waits."""
         return is_readable(self._socket)
 
-    def send(self, epoch: int, body: WorkerBound) -> bool:
-        """Queue a message; False if there is no connection or its queue is full.
+    def encode(self, epoch: int, body: WorkerBound) -> bytes:
+        """A message as `send_bundle` takes it.
 
         Raises:
             ProtocolError: The message is too large.
         """
-        return try_send(self._socket, [self._codec.encode(RequestEnvelope(epoch, body))])
+        return self._codec.encode(RequestEnvelope(epoch, body))
+
+    def send_bundle(self, payloads: Sequence[bytes]) -> bool:
+        """Queue 1 to `MAX_BUNDLE` encoded messages; False, and none is, if not connected or if the queue is full."""
+        return try_send(self._socket, payloads)
+
+    def send(self, epoch: int, body: WorkerBound) -> bool:
+        """Queue one message; errors as `encode`, result as `send_bundle`."""
+        return self.send_bundle((self.encode(epoch, body),))
 
     def receive(self, limit: int) -> tuple[list[FrontendBound], bool]:
         """What has arrived, in order, at most `limit` messages; the flag says whether nothing was left waiting."""

@@ -1,7 +1,8 @@
 """The worker's TCP port: one CURVE ROUTER where frontends attach, send requests and get results.
 
-Each message is one frame after the identity frame: a `RequestEnvelope` in, a `FrontendBound` out. The rules of who may
-say what are in `attachments`; this module moves frames. It never blocks: a frontend that cannot take a message is lost.
+After the identity frame of a message come 1 to `MAX_BUNDLE` frames in, each a `RequestEnvelope`, and one out, a
+`FrontendBound`. The rules of who may say what are in `attachments`; this module moves frames. It never blocks: a
+frontend that cannot take a message is lost.
 """
 
 from collections import deque
@@ -11,7 +12,7 @@ import structlog
 import zmq
 
 from twostroke.ipc.attachments import Attachments, Served, why_not
-from twostroke.ipc.codec import request_codec, result_codec
+from twostroke.ipc.codec import MAX_BUNDLE, request_codec, result_codec
 from twostroke.ipc.curve import secure_server
 from twostroke.ipc.drops import DropCounters, DropReason
 from twostroke.ipc.sockets import (
@@ -38,8 +39,6 @@ from twostroke.protocol.requests import (
 )
 from twostroke.protocol.responses import FrontendBound
 from twostroke.protocol.worker import Attached, AttachRefused, WorkerDescription
-
-_ROUTED_FRAMES = 2
 
 log = structlog.get_logger(__name__)
 
@@ -118,24 +117,25 @@ class AttachPort:
         self._description = description
 
     def receive(self, limit: int, now: float) -> tuple[list[Event], bool]:
-        """What has arrived, in order, at most `limit` messages; the flag says whether nothing was left waiting."""
+        """What has arrived, in order, at most `limit` bundles; the flag says whether nothing was left waiting."""
         events: list[Event] = []
         for _ in range(limit):
             frames = try_receive(self.socket)
             if frames is None:
                 return events, True
-            if len(frames) != _ROUTED_FRAMES:
+            identity, *payloads = frames
+            if not 1 <= len(payloads) <= MAX_BUNDLE:
                 self._drops.count(DropReason.MALFORMED)
                 continue
-            identity, payload = frames
-            try:
-                envelope = self._codec.decode(payload)
-            except ProtocolError:
-                self._drops.count(DropReason.MALFORMED)
-                continue
-            event = self._handle(identity, envelope, now)
-            if event is not None:
-                events.append(event)
+            for payload in payloads:
+                try:
+                    envelope = self._codec.decode(payload)
+                except ProtocolError:
+                    self._drops.count(DropReason.MALFORMED)
+                    break  # whoever bundled this is not to be trusted with the rest
+                event = self._handle(identity, envelope, now)
+                if event is not None:
+                    events.append(event)
         return events, False
 
     def _handle(self, identity: bytes, envelope: RequestEnvelope, now: float) -> Event | None:

@@ -12,6 +12,9 @@ from twostroke.protocol.worker import InitAck, InitStatus
 MAX_MESSAGE_BYTES = 64 << 20
 """A larger message is refused: by the sender with an error, by the receiver's ZMQ by closing the connection."""
 
+MAX_BUNDLE = 256
+"""Messages to a worker that may travel as the frames of one ZMQ message: each ZMQ message wakes threads twice."""
+
 Message = TypeVar("Message")
 
 
