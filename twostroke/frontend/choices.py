@@ -11,8 +11,7 @@ from twostroke.frontend.metrics import SequenceTimer
 from twostroke.frontend.output import OutputText, Piece
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.openai_answers import Usage
-from twostroke.protocol.responses import SequenceOutput
-from twostroke.protocol.tokens import token_count
+from twostroke.protocol.tokens import TOKEN_BYTES, token_count
 
 
 class Choice:
@@ -62,7 +61,8 @@ class Choice:
         outputs = self._result.take_waiting()
         if not outputs:
             return None
-        self._timer.tokens(_tokens_of(outputs), self._result.began_s)
+        size = len(outputs[0].token_ids) if len(outputs) == 1 else sum([len(output.token_ids) for output in outputs])
+        self._timer.tokens(size // TOKEN_BYTES, self._result.began_s)
         piece = self.output.add(outputs)
         if self.output.stopped_by_string:
             # The engine does not know stop strings; nothing it still makes is of use.
@@ -72,12 +72,6 @@ class Choice:
         elif not piece.text:
             return None
         return piece
-
-
-def _tokens_of(outputs: list[SequenceOutput]) -> int:
-    if len(outputs) == 1:
-        return token_count(outputs[0].token_ids)
-    return sum([token_count(output.token_ids) for output in outputs])
 
 
 Batch = list[tuple[Choice, Piece]]
@@ -179,8 +173,9 @@ class Pieces:
 
 def usage_of(choices: Sequence[Choice]) -> Usage:
     """The counts so far, of all choices together."""
-    return Usage.count(
-        prompt=sum(choice.prompt_tokens for choice in choices),
-        completion=sum(choice.output.token_count for choice in choices),
-        cached=sum(min(choice.output.cached_tokens, choice.prompt_tokens) for choice in choices),
-    )
+    prompt = completion = cached = 0
+    for choice in choices:
+        prompt += choice.prompt_tokens
+        completion += choice.output.token_count
+        cached += min(choice.output.cached_tokens, choice.prompt_tokens)
+    return Usage.count(prompt, completion, cached)
