@@ -3,9 +3,10 @@
 import asyncio
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from twostroke.frontend import http_protocol
+from twostroke.frontend import http_protocol, http_server
+from twostroke.frontend.exchange import Exchange
 from twostroke.frontend.http_protocol import MAX_HEAD_BYTES
 from twostroke.frontend.http_server import Site, bind, serve
 
@@ -24,10 +25,26 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"%8d" % length})
 
 
-async def answer_to(*chunks: bytes, pause_s: float = 0.0) -> bytes:
-    """Send `chunks` over one connection, pausing after each; what comes back until it closes, or for 1 s."""
+async def talk(scope: Scope, receive: Receive, send: Send) -> None:
+    """Say what was asked, past ASGI's messages where the server allows it; a body of `stream` gets two events."""
+    exchange = Exchange(scope, receive, send)
+    body = await exchange.body(1 << 20)
+    if body == b"stream":
+        await exchange.event(b"data: 1\n\n")
+        await exchange.event(b"data: 2\n\n", last=True)
+    else:
+        await exchange.json(b'"%b"' % body)
+
+
+def request(body: bytes, version: str = "1.1", extra: bytes = b"") -> bytes:
+    """A request that `talk` answers."""
+    return b"POST / HTTP/%b\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n%b" % (version.encode(), extra, len(body), body)
+
+
+async def answer_to(*chunks: bytes, pause_s: float = 0.0, patience_s: float = 1.0, app: ASGIApp = echo) -> bytes:
+    """Send `chunks` over one connection, pausing after each; what comes back until it closes, or patience ends."""
     stop, started = asyncio.Event(), asyncio.Event()
-    site = Site(echo, bind("127.0.0.1", 0))
+    site = Site(app, bind("127.0.0.1", 0))
     task = asyncio.create_task(serve([site], stop=stop, on_started=started.set))
     await started.wait()
     reader, writer = await asyncio.open_connection(*site.socket.getsockname())
@@ -37,7 +54,7 @@ async def answer_to(*chunks: bytes, pause_s: float = 0.0) -> bytes:
             writer.write(chunk)
             await writer.drain()
             await asyncio.sleep(pause_s)
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(patience_s):
             while piece := await reader.read(1 << 16):
                 answer += piece
     except (TimeoutError, ConnectionError):
@@ -87,3 +104,38 @@ async def test_a_request_that_stops_half_way_is_refused(part: bytes, monkeypatch
     answer = await answer_to(part)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"the request did not arrive within 0.05 s" in answer
+
+
+async def test_requests_in_a_row_are_answered_in_order() -> None:
+    """Two that come together, the second behind a stream; then one that comes in two parts."""
+    whole = request(b"later")
+    answer = await answer_to(request(b"stream") + request(b"next"), whole[:-3], whole[-3:], pause_s=0.05, app=talk)
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head
+    assert rest.startswith(b"9\r\ndata: 1\n\n\r\n9\r\ndata: 2\n\n\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n")
+    assert rest.index(b'"next"') < rest.index(b'"later"')
+    assert rest.count(b"content-length: ") == 2
+
+
+async def test_an_old_client_is_told_that_its_connection_closes() -> None:
+    """HTTP/1.0 has one answer a connection."""
+    answer = await answer_to(request(b"hello", "1.0"), app=talk)
+    assert b"connection: close\r\n" in answer
+    assert answer.endswith(b'\r\n\r\n"hello"')
+
+
+async def test_a_client_that_asks_first_is_told_to_go_on() -> None:
+    """`Expect: 100-continue`: the body comes after that."""
+    asking = request(b"hello", extra=b"expect: 100-continue\r\n")
+    answer = await answer_to(asking[:-5], asking[-5:], pause_s=0.1, app=talk)
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+    assert answer.endswith(b'"hello"')
+
+
+async def test_a_connection_that_rests_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the server's next look, which it takes once a second."""
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0)
+    started = asyncio.get_running_loop().time()
+    answer = await answer_to(request(b"hello"), patience_s=20.0, app=talk)
+    assert answer.endswith(b'"hello"')
+    assert asyncio.get_running_loop().time() - started < 15.0  # closed by the server, not by the client's patience

@@ -10,7 +10,7 @@ import zmq
 from tests.support.endpoint_bench import LIMITS, Bench, Frontend, endpoint_bench, output
 from tests.support.scripted_worker import describe, make_request
 from tests.support.worker_thread import launch_spec
-from twostroke.ipc.codec import MAX_MESSAGE_BYTES
+from twostroke.ipc.codec import MAX_BUNDLE, MAX_MESSAGE_BYTES
 from twostroke.ipc.drops import DropReason
 from twostroke.ipc.endpoint import EndpointOptions, FrontendLost, Inbound, WorkerEndpoint
 from twostroke.ipc.sockets import QueueLimits
@@ -128,6 +128,28 @@ def test_garbage_from_a_socket_with_the_key_is_dropped_and_counted(bench: Bench)
     assert bench.endpoint.drops[DropReason.MALFORMED] == sent
     assert bench.events == []
     bench.frontend(7)
+
+
+def test_a_bundle_is_taken_in_order_and_up_to_what_is_no_message(bench: Bench) -> None:
+    """Each frame is a message of its own; one that is none is counted, and nothing after it counts."""
+    frontend = bench.frontend(7)
+    aborts = [Abort((7 << 48) + number) for number in range(4)]
+    payloads = [frontend.client.encode(bench.spec.epoch, abort) for abort in aborts]
+    assert frontend.client.send_bundle([*payloads[:3], b"garbage", payloads[3]])
+    bench.poll_until(lambda: bool(bench.endpoint.drops.total))
+    assert bench.events == [Inbound(7, abort) for abort in aborts[:3]]
+    assert bench.endpoint.drops[DropReason.MALFORMED] == 1
+
+
+def test_a_bundle_beyond_the_bound_is_no_message(bench: Bench) -> None:
+    """However right its frames are: the bound keeps one frontend from holding the worker up."""
+    frontend = bench.frontend(7)
+    payload = frontend.client.encode(bench.spec.epoch, Abort(7 << 48))
+    assert frontend.client.send_bundle([payload] * (MAX_BUNDLE + 1))
+    bench.poll_until(lambda: bool(bench.endpoint.drops.total))
+    assert frontend.client.send_bundle([payload] * MAX_BUNDLE)
+    bench.poll_until(lambda: len(bench.events) == MAX_BUNDLE)
+    assert bench.endpoint.drops.total == 1
 
 
 def test_garbage_from_plain_tcp_connections_does_not_reach_the_worker(bench: Bench) -> None:

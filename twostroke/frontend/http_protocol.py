@@ -43,7 +43,9 @@ class _DirectConnection:
         cycle = self._cycle
         if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
             return None
-        return bytes(cycle.body)
+        body = bytes(cycle.body)
+        cycle.body.clear()
+        return body
 
     def watch(self, on_left: Callable[[], None] | None) -> None:
         """See `DirectConnection`."""
