@@ -180,7 +180,10 @@ class RouterExecutor(GenerationExecutor):
         self._dispatcher.pump()
         now = self._context.loop.time()
         for life in [life for life in self._lives.values() if life.ends_at_s <= now]:
-            life.time_is_up()
+            try:
+                life.time_is_up()
+            except Exception:  # noqa: BLE001 - the others, and the pool whose tick this is, go on
+                _log.exception("a request broke at its deadline", client_id=f"{life.request.key.client_id:016x}")
 
     def _broke(self, error: BaseException) -> None:
         """A part that everything hangs on is gone: end, so that whoever started the router starts it anew."""

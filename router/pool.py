@@ -9,7 +9,7 @@ Everything runs on one event loop.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -77,7 +77,6 @@ class WorkerPool:
         self._on_broken = on_broken
         self._draw = draw or random.Random()  # noqa: S311 - jitter, not cryptography
         self._slots: dict[str, WorkerSlot] = {}
-        self._live: Mapping[Role, Sequence[AttachedWorker]] = dict.fromkeys(Role, ())
         self._tasks: set[asyncio.Task[None]] = set()
         self._model: ServedModel | None = None  # also while nobody is attached, of those before
         self._closed = False
@@ -95,12 +94,9 @@ class WorkerPool:
         """Every address, attached or not."""
         return self._slots.values()
 
-    def live(self, role: Role) -> Sequence[AttachedWorker]:
-        """Workers of `role` that may get new work, in a stable order.
-
-        As of the last tick: every request asks, and one that has died since refuses the request, which goes elsewhere.
-        """
-        return self._live[role]
+    def live(self, role: Role) -> list[AttachedWorker]:
+        """Workers of `role` that may get new work, in a stable order; silence is as of the last tick."""
+        return self._in_state(role, WorkerState.LIVE)
 
     def suspect(self, role: Role) -> list[AttachedWorker]:
         """Workers of `role` that had fallen silent at the last tick, but are not given up."""
@@ -139,14 +135,12 @@ class WorkerPool:
                 slot.worker.link.shutdown(deadline_s)
 
     def _in_state(self, role: Role, state: WorkerState) -> list[AttachedWorker]:
-        workers = [slot.worker for slot in self._slots.values() if slot.state is state and slot.role is role]
-        return [worker for worker in workers if worker is not None]
-
-    def _refresh(self) -> None:
-        """See who is live now."""
-        for slot in self._slots.values():
-            slot.refresh(self._suspect_after_s)
-        self._live = {role: self._in_state(role, WorkerState.LIVE) for role in Role}
+        """Asked for several times a request. One that died since the last tick is in no state that anybody asks for."""
+        return [
+            worker
+            for slot in self._slots.values()
+            if slot.state is state and slot.role is role and (worker := slot.worker) is not None and not worker.dead
+        ]
 
     def _attached(self) -> Iterator[AttachedWorker]:
         for slot in self._slots.values():
@@ -171,7 +165,8 @@ class WorkerPool:
 
     async def _watch(self) -> None:
         while True:
-            self._refresh()
+            for slot in self._slots.values():
+                slot.refresh(self._suspect_after_s)
             self._on_change()
             await asyncio.sleep(TICK_S)
 
@@ -204,7 +199,6 @@ class WorkerPool:
             self._attach_failed(slot, str(error))
             return False
         slot.attached(link)
-        self._refresh()
         self._note_model()
         _log.info("worker attached", address=slot.address, role=str(slot.role), epoch=link.epoch)
         return True
@@ -228,7 +222,6 @@ class WorkerPool:
             _log.warning("worker lost", address=slot.address, role=str(slot.role), reason=slot.reason)
             worker.link.shutdown(CLOSE_DEADLINE_S)
         slot.left()
-        self._refresh()
         self._note_model()
 
     def _note_model(self) -> None:

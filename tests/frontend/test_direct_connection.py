@@ -52,6 +52,10 @@ class Connection:
         self.written.append(("direct", data))
         self.ended += last
 
+    def abort(self) -> None:
+        """See `DirectConnection`."""
+        self.ended += 1
+
     async def receive(self) -> Message:
         """The body, and nothing after it."""
         return {"type": "http.request", "body": self._body.pop()}

@@ -113,13 +113,27 @@ async def test_refused_at_once_without_workers() -> None:
         assert len(cluster.executor.ledger) == 0
 
 
-async def test_a_worker_that_died_since_the_last_tick_costs_an_attempt() -> None:
-    """It still looks live: the request is placed there, refused, and placed elsewhere before the caller goes on."""
-    async with fake_cluster(context=2, generation=2) as cluster:
+async def test_a_worker_that_died_since_the_last_tick_costs_no_attempt() -> None:
+    """It has nothing to do any more and so would be the least loaded; nobody is sent there."""
+    async with fake_cluster(context=2, generation=2, router=router_config(max_attempts=1)) as cluster:
         cluster.context(0).die()
-        for _ in range(2):
+        cluster.generation(1).die()
+        for _ in range(4):
             cluster.send()
-        assert [len(cluster.context(number).requests) for number in range(2)] == [0, 2]
+        assert [len(cluster.context(number).requests) for number in range(2)] == [0, 4]
+        assert {entry.attempt for entry in cluster.executor.ledger.open_entries()} == {0}
+
+
+async def test_a_worker_that_recovers_gets_requests_at_once() -> None:
+    """Whatever looked at it last: a worker is live or suspect, never neither."""
+    async with fake_cluster() as cluster:
+        cluster.context().silence_s = 3.0
+        await until(lambda: bool(cluster.executor.pool.suspect(Role.CONTEXT)))
+        cluster.context().silence_s = 0.0
+        (slot,) = [slot for slot in cluster.executor.pool.slots() if slot.role is Role.CONTEXT]
+        slot.refresh(2.0)
+        cluster.send()
+        assert len(cluster.context().requests) == 1
 
 
 async def test_waiting_for_a_suspect_worker_that_dies() -> None:

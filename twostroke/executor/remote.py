@@ -210,7 +210,7 @@ class RemoteExecutor(GenerationExecutor):
         if self._state is not _State.ATTACHED:
             return
         self._post(Abort(client_id, index))
-        if len(self._outbox) > self._options.limits.messages * _ABORTS_FACTOR:
+        if len(self._outbox) > self._options.limits.messages * _ABORTS_FACTOR and not self._flush():
             self._die(EngineDeadError(f"worker {self._address} takes no messages any more"))
 
     def _post(self, body: WorkerBound) -> None:

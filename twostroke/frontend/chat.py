@@ -133,7 +133,7 @@ class _Writer:
             message.tool_calls = spoken.whole_calls()
         return ChatChoice(index, message, self._logprobs(answer.tokens), spoken.finish_reason, shown_ids(answer))
 
-    def _logprobs(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
+    def _logprobs(self, tokens: list[ScoredToken]) -> ChatLogprobs | None:
         scored = [self._token(token.token_id, token.logprobs) for token in tokens if token.logprobs is not None]
         return ChatLogprobs(scored) if scored else None
 

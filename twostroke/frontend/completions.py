@@ -116,7 +116,7 @@ class _Writer:
             shown_prompt_logprobs(piece, self._text),
         )
 
-    def _logprobs(self, tokens: Sequence[ScoredToken]) -> CompletionLogprobs | None:
+    def _logprobs(self, tokens: list[ScoredToken]) -> CompletionLogprobs | None:
         if not tokens:
             return None
         return CompletionLogprobs(

@@ -123,19 +123,24 @@ class GenerationEndpoint:
         status = CLIENT_LEFT  # what a request is that is cut off from outside
         self._watch.add(request)
         try:
-            await self._serve(exchange, request, timer)
-            status = CLIENT_LEFT if exchange.state is State.LEFT else 200
-        except ClientLeftError:
-            status = CLIENT_LEFT
+            status = await self._answer(exchange, request, timer)
         except asyncio.CancelledError:
             if not request.stalled:
                 raise
             status = await exchange.give_up(DeadlineError("the request was not sent, or its answer not read, in time"))
-        except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, the client gets one answer
-            status = await exchange.fail(error)
         finally:
             self._watch.remove(request)
             timer.ended(status)
+
+    async def _answer(self, exchange: Exchange, request: _Request, timer: RequestTimer) -> int:
+        """Serve, and answer whatever goes wrong; the status that it comes to."""
+        try:
+            await self._serve(exchange, request, timer)
+        except ClientLeftError:
+            return CLIENT_LEFT
+        except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, the client gets one answer
+            return await exchange.fail(error)
+        return CLIENT_LEFT if exchange.state is State.LEFT else 200
 
     async def _serve(self, exchange: Exchange, request: _Request, timer: RequestTimer) -> None:
         with self._in_flight.slot() as slot:

@@ -65,6 +65,10 @@ class DirectConnection(Protocol):
         """Send a part of the body of a response that has begun."""
         ...
 
+    def abort(self) -> None:
+        """Close the connection at once; what was not read is lost."""
+        ...
+
 
 class State(enum.Enum):
     """How far the answer has come."""
@@ -249,14 +253,16 @@ class Exchange:
         return problem.status
 
     async def give_up(self, error: BaseException) -> int:
-        """End with `error` without waiting for a client that does not read: a begun stream is cut off.
+        """End with `error` without waiting for a client that does not read: its connection is cut off.
 
         Returns:
             The status that this failure is.
         """
-        if self.state is State.OPEN:
+        if self.state is State.OPEN and (self._direct is None or self._direct.writable):
             return await self.fail(error)
         self.state = State.LEFT
+        if self._direct is not None:
+            self._direct.abort()
         return CLIENT_LEFT
 
 

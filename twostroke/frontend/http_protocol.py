@@ -38,6 +38,11 @@ class _DirectConnection:
         self._cycle = cycle
         self._on_left: Callable[[], None] | None = None
 
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is."""
+        return self._cycle.response_complete
+
     def take_body(self) -> bytes | None:
         """See `DirectConnection`."""
         cycle = self._cycle
@@ -84,6 +89,10 @@ class _DirectConnection:
         self._cycle.transport.write(chunk + _LAST_CHUNK if last else chunk)
         if last:
             self._complete()
+
+    def abort(self) -> None:
+        """See `DirectConnection`."""
+        self._cycle.transport.abort()
 
     def _head(self, status: int, headers: Headers) -> bytes:
         cycle = self._cycle
@@ -151,7 +160,6 @@ class HttpProtocol(HttpToolsProtocol):
         """Parse, and refuse a head that does not end."""
         if self._head_bytes is not None:
             self._head_bytes += len(data)
-        self._idle_since_s = None
         super().data_received(data)
         if self._arriving:  # most requests arrive at once, and need no timer
             self._await_request()
@@ -164,6 +172,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A head begins, perhaps in the middle of a chunk: only what follows that chunk is counted."""
         self._head_bytes = 0
+        self._idle_since_s = None
         self._arriving = True
         super().on_message_begin()
 
@@ -174,7 +183,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.scope["method"] == "HEAD":  # has an answer without a body, which uvicorn knows about
             return
         direct = _DirectConnection(self.cycle)
-        self._directs = [*self._directs, direct] if self.pipeline else [direct]
+        self._directs = [*(one for one in self._directs if not one.complete), direct] if self.pipeline else [direct]
         self.scope["extensions"] = {DIRECT_CONNECTION: direct}  # type: ignore[dict-item] # any value may stand there
 
     def on_message_complete(self) -> None:
@@ -199,8 +208,10 @@ class HttpProtocol(HttpToolsProtocol):
     def _request_late(self) -> None:
         self._request_timer = None
         cycle = self.cycle
-        if cycle is not None and cycle.response_started and not cycle.response_complete:
-            self._await_request()  # the request before it is still being answered, which must not suffer
+        in_body = self._head_bytes is None  # then the late request is the newest cycle, else one that has none yet
+        unanswered = cycle is not None and not cycle.response_complete and (not in_body or cycle.response_started)
+        if self.pipeline or unanswered:
+            self._await_request()  # a request before it has no whole answer yet, which must not suffer
         elif self.headers is None or (self._head_bytes is None and cycle.response_started):
             self.transport.close()  # it said nothing, or has its answer
         else:

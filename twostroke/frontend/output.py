@@ -48,7 +48,7 @@ class Piece(msgspec.Struct):
     """
 
     text: str = ""
-    tokens: Sequence[ScoredToken] = ()
+    tokens: list[ScoredToken] = []
     finish_reason: FinishReason | None = None
     token_ids: list[int] | None = None
     prompt_logprobs: list[ScoredPromptToken] | None = None
@@ -59,10 +59,11 @@ class Piece(msgspec.Struct):
         self.text += piece.text
         self.finish_reason = piece.finish_reason
         self.plain = self.plain and piece.plain
-        if piece.tokens:
-            self.tokens = [*self.tokens, *piece.tokens]
-        if piece.token_ids is not None:
-            self.token_ids = [*(self.token_ids or []), *piece.token_ids]
+        self.tokens += piece.tokens
+        if self.token_ids is None:
+            self.token_ids = piece.token_ids
+        elif piece.token_ids is not None:
+            self.token_ids += piece.token_ids
         if piece.prompt_logprobs is not None:
             self.prompt_logprobs = piece.prompt_logprobs
 
@@ -131,7 +132,7 @@ class OutputText:
         """
         if self._plain and outputs and outputs[0].logprobs is None:
             text = self._add_plain(outputs)
-            return Piece(text, (), self.finish_reason, plain=self.finish_reason is None)
+            return Piece(text, finish_reason=self.finish_reason, plain=self.finish_reason is None)
         text = "".join([self._add(output) for output in outputs if self.finish_reason is None])
         if not text and self.finish_reason is None:
             return Piece()
