@@ -10,7 +10,9 @@ from starlette.types import Message
 from tests.frontend.conftest import MakeApp
 from tests.support.fake_executor import FakeExecutor, Script
 from tests.support.waiting import until
+from twostroke.frontend import endpoint
 from twostroke.frontend.exchange import DIRECT_CONNECTION, Headers
+from twostroke.protocol.errors import TransferError
 
 BODY = msgspec.json.encode({"prompt": [5], "stream": True, "max_tokens": 6})
 
@@ -27,6 +29,7 @@ class Connection:
         self.heads: list[tuple[int, dict[bytes, bytes]]] = []
         self.written: list[tuple[str, bytes]] = []
         self.ended = 0
+        self.aborted = False
         self.on_left: Callable[[], None] | None = None
         self._body: list[bytes] = [BODY]
 
@@ -54,7 +57,7 @@ class Connection:
 
     def abort(self) -> None:
         """See `DirectConnection`."""
-        self.ended += 1
+        self.aborted = True
 
     async def receive(self) -> Message:
         """The body, and nothing after it."""
@@ -93,6 +96,31 @@ async def test_events_keep_their_order(writable: bool, make_app: MakeApp, execut
     whole = Connection(writable=False)
     await make_app()(whole.scope(), whole.receive, whole.send)
     assert text == msgspec.json.decode(whole.written[0][1].split(b"\n\n")[0][6:])["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_client_that_stalls_is_cut_off(
+    make_app: MakeApp, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """It reads nothing, so that nothing more can be written: not even the error of a request that fails meanwhile."""
+    monkeypatch.setattr(endpoint, "STALLED_S", 0.05)
+    executor.script = Script(steps=[(40,), (41,)], hold=1)
+    connection = Connection(writable=True)
+
+    async def never(message: Message) -> None:
+        del message
+        await asyncio.Event().wait()
+
+    app = make_app(request_timeout_s=0.1)
+    answering = asyncio.create_task(app(connection.scope(), connection.receive, never))
+    await until(lambda: connection.written)
+    connection.writable = False
+    if fails:
+        executor.fail(executor.calls.requests[0].key, TransferError("the cache could not be moved"))
+    async with asyncio.timeout(5):
+        await answering
+    assert connection.aborted
+    assert executor.running == 0
 
 
 async def test_a_client_that_leaves_takes_its_request_along(make_app: MakeApp, executor: FakeExecutor) -> None:

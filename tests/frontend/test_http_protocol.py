@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from twostroke.frontend import http_protocol, http_server
 from twostroke.frontend.exchange import Exchange
-from twostroke.frontend.http_protocol import MAX_HEAD_BYTES
+from twostroke.frontend.http_protocol import MAX_HEAD_BYTES, HttpProtocol
 from twostroke.frontend.http_server import Site, bind, serve
 
 
@@ -139,3 +139,55 @@ async def test_a_connection_that_rests_is_closed(monkeypatch: pytest.MonkeyPatch
     answer = await answer_to(request(b"hello"), patience_s=20.0, app=talk)
     assert answer.endswith(b'"hello"')
     assert asyncio.get_running_loop().time() - started < 15.0  # closed by the server, not by the client's patience
+
+
+async def test_a_stray_line_break_does_not_keep_a_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old clients send one after a body; it begins no request."""
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0)
+    started = asyncio.get_running_loop().time()
+    answer = await answer_to(request(b"hello"), b"\r\n", pause_s=0.05, patience_s=20.0, app=talk)
+    assert answer.endswith(b'"hello"')
+    assert asyncio.get_running_loop().time() - started < 15.0
+
+
+@pytest.mark.parametrize("part", [request(b"never whole")[:-3], b"POST / HT"])
+async def test_a_late_request_does_not_spoil_the_answer_before_it(part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal waits until that answer is whole."""
+    monkeypatch.setattr(http_protocol, "REQUEST_S", 0.05)
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        body = await exchange.body(1 << 20)
+        await asyncio.sleep(0.3)
+        await exchange.json(body)
+
+    answer = await answer_to(request(b"first"), part, pause_s=0.02, app=slow)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.index(b"first") < answer.index(b"HTTP/1.1 408 ")
+
+
+async def test_answered_requests_of_a_pipeline_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a client stays ahead of its answers."""
+    most = 0
+
+    class Counting(HttpProtocol):
+        def on_headers_complete(self) -> None:
+            nonlocal most
+            super().on_headers_complete()
+            most = max(most, len(self._directs))
+
+    monkeypatch.setattr(http_server, "HttpProtocol", Counting)
+    stop, started = asyncio.Event(), asyncio.Event()
+    site = Site(talk, bind("127.0.0.1", 0))
+    task = asyncio.create_task(serve([site], stop=stop, on_started=started.set))
+    await started.wait()
+    reader, writer = await asyncio.open_connection(*site.socket.getsockname())
+    writer.write(request(b"ahead"))
+    for _ in range(50):
+        writer.write(request(b"next"))
+        await reader.readuntil(b'"')
+        await reader.readuntil(b'"')
+    writer.close()
+    stop.set()
+    await task
+    assert 1 <= most <= 4

@@ -92,6 +92,7 @@ class _DirectConnection:
 
     def abort(self) -> None:
         """See `DirectConnection`."""
+        self._cycle.disconnected = True  # uvicorn would notice in the next turn, and complain of the answer before
         self._cycle.transport.abort()
 
     def _head(self, status: int, headers: Headers) -> bytes:
