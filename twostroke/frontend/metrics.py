@@ -117,7 +117,8 @@ class FrontendMetrics(Collector):
         self.time_to_first_token.add_to(first)
         between = HistogramMetricFamily(
             "twostroke_inter_token_latency_seconds",
-            "Between the tokens of one sequence; several that arrive together share the time evenly and count once.",
+            "Between the tokens of one sequence; several that are read together share the time evenly and count once, "
+            "as do all after the first of an answer that is not streamed.",
         )
         self.inter_token_latency.add_to(between)
         whole = HistogramMetricFamily(
