@@ -1,5 +1,6 @@
 """The schema of `POST /v1/completions`."""
 
+import functools
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import cast
@@ -87,13 +88,18 @@ class _Writer:
         self._text = text
         self._envelope = Envelope("cmpl", "text_completion", model, usage)
 
+    @functools.cached_property
+    def _around_plain(self) -> tuple[bytes, bytes]:
+        return self._envelope.around(_PLAIN_HEAD, _PLAIN_TAIL)
+
     def first(self, index: int) -> bytes:
         del index
         return b""
 
     def piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
-        if piece.plain and not index:
-            return self._envelope.chunk(_PLAIN_HEAD + _ENCODER.encode(piece.text) + _PLAIN_TAIL, usage)
+        if piece.plain and usage is None and not index:
+            before, after = self._around_plain
+            return before + _ENCODER.encode(piece.text) + after
         return self._envelope.chunk(_ENCODER.encode(self._choice(index, piece)), usage)
 
     def usage(self, usage: Usage) -> bytes:

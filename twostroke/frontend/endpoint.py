@@ -226,14 +226,15 @@ class _Events:
 
     def of(self, batch: Batch) -> bytes:
         """The events of some pieces; perhaps none."""
-        events: list[bytes] = []
+        data = b""
         for choice, piece in batch:
-            if choice.index not in self._begun:
-                self._begun.add(choice.index)
-                events.append(self._writer.first(choice.index))
+            index = choice.index
+            if index not in self._begun:
+                self._begun.add(index)
+                data += self._writer.first(index)
             counts = usage_of(self._choices) if self._usage is StreamUsage.ALWAYS else None
-            events.append(self._writer.piece(choice.index, piece, counts))
-        return events[0] if len(events) == 1 else b"".join(events)
+            data += self._writer.piece(index, piece, counts)
+        return data
 
     def end(self) -> bytes:
         """The counts, if they are told, and the end mark."""

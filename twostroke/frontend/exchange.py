@@ -174,13 +174,10 @@ class Exchange:
     @property
     def writable(self) -> bool:
         """Whether `write_event` may be called: the stream has begun, and the server takes bytes at once."""
-        return (
-            self._direct is not None
-            and self.state is State.STREAMING
-            and not self._writing
-            and self._comment is None
-            and self._direct.writable
-        )
+        direct = self._direct
+        if direct is None or self._writing or self._comment is not None or self.state is not State.STREAMING:
+            return False
+        return direct.writable
 
     def write_event(self, data: bytes) -> None:
         """Write encoded events in the middle of a stream, without waiting. Only while it is `writable`."""

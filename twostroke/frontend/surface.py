@@ -110,6 +110,10 @@ class Envelope:
         """The event that carries one encoded choice, and perhaps the counts so far."""
         return self._head + choice + (self._tail if usage is None else _counts(usage))
 
+    def around(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
+        """What stands around the text of each of a stream's plain chunks: `before` and `after` are the choice's own."""
+        return self._head + before, after + self._tail
+
     def usage(self, usage: Usage) -> bytes:
         """The event that carries the counts; it has no choice."""
         return self._head + _counts(usage)
