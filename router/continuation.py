@@ -8,7 +8,7 @@ All sequences of a request begin on one context (or aggregated) worker, with one
 a leg of its own.
 """
 
-from router.ledger import LedgerPhase
+from router.ledger import ENDED, LedgerPhase
 from router.legs import Leg
 from router.workers import AttachedWorker, Claim
 from twostroke.executor.base import ResultSink
@@ -28,7 +28,6 @@ class Continuation:
     Attributes:
         index: Its number in the request.
         phase: Where it stands; `context` also while workers are looked for.
-        ended: Whether its client has, or is about to have, its final event.
         offsets: Of the tokens that the client got.
         first_tokens: What the context phase made, int32 buffer.
         params: What a generation worker needs to take over.
@@ -42,7 +41,6 @@ class Continuation:
         "_first_offset",
         "client",
         "context_leg",
-        "ended",
         "first_tokens",
         "generation_leg",
         "index",
@@ -59,7 +57,6 @@ class Continuation:
         self.client = client
         self.index = request.key.index
         self.phase = LedgerPhase.CONTEXT
-        self.ended = False
         self.offsets = OffsetCheck(token_count(request.generated_ids))
         self._first_offset = self.offsets.expected
         self.first_tokens = b""
@@ -68,6 +65,11 @@ class Continuation:
         self.generation_leg: Leg | None = None
         self.planned: Claim | None = None
         self.refused_by: set[AttachedWorker] = set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether its client has, or is about to have, its final event."""
+        return self.phase in ENDED
 
     @property
     def output_tokens(self) -> int:
@@ -92,7 +94,6 @@ class Continuation:
         """
         lease_unread = self.phase is LedgerPhase.HANDOFF and not read
         self.phase = phase
-        self.ended = True
         self.release_plan()
         legs = [leg for leg in (self.context_leg, self.generation_leg) if leg is not None and leg.drop()]
         if lease_unread and self.context_leg is not None:

@@ -104,7 +104,6 @@ class RequestLife:
         self.entry: LedgerEntry = context.ledger.open(request.key.client_id, self.prompt_tokens, request.n)
         self._context = context
         self._only = self.sequences[0] if request.n == 1 else None
-        self._running = request.n
         self._limit_s = context.request_timeout_s
         if request.deadline_s is not None and request.deadline_s < self._limit_s:
             self._limit_s = request.deadline_s
@@ -335,8 +334,7 @@ class RequestLife:
         if not ending:
             return
         untold = [leg for one in ending for leg in one.end(phase, read=error is None)]
-        self._running -= len(ending)
-        whole = not self._running
+        whole = all(one.ended for one in self.sequences)
         if whole:
             self._close(phase, error)
         _abort(untold, whole_request=whole and len(ending) > 1)
@@ -350,9 +348,7 @@ class RequestLife:
     def _close(self, last: LedgerPhase, error: TwostrokeError | None) -> None:
         """All sequences have ended: so does the ledger entry, as the worst of them did."""
         ends = {one.phase for one in self.sequences}
-        phase = last
-        if len(ends) > 1:
-            phase = next((one for one in (LedgerPhase.FAILED, LedgerPhase.CANCELLED) if one in ends), last)
+        phase = next((one for one in (LedgerPhase.FAILED, LedgerPhase.CANCELLED) if one in ends), last)
         self.entry.output_tokens = sum(one.output_tokens for one in self.sequences)
         self.entry.error = None if error is None or phase is LedgerPhase.DONE else str(error)
         self._context.ledger.move(self.entry, phase)

@@ -92,19 +92,22 @@ class AttachedWorker:
     Attributes:
         address: Where it was attached to.
         link: The connection.
-        role: Which phases it runs.
         sequences: Sequences that this router has placed here.
         tokens: Prompt tokens of those.
     """
 
     address: str
     link: WorkerLink
-    role: Role
     sequences: int = 0
     tokens: int = 0
     _report: WorkerLoad | None = None
     _sequences_when_reported: int = 0
     _tokens_when_reported: int = 0
+
+    @property
+    def role(self) -> Role:
+        """Which phases it runs."""
+        return self.link.description.role
 
     @property
     def dead(self) -> bool:
@@ -181,7 +184,7 @@ class WorkerSlot:
 
     def attached(self, link: WorkerLink) -> None:
         """A worker answered and fits."""
-        self.worker = AttachedWorker(self.address, link, link.description.role)
+        self.worker = AttachedWorker(self.address, link)
         self.failures = 0
         self.move(WorkerState.LIVE)
 

@@ -78,7 +78,7 @@ class Connection:
 
 
 @pytest.mark.parametrize("writable", [True, False])
-async def test_events_keep_their_order(writable: bool, make_app: MakeApp, executor: FakeExecutor) -> None:  # noqa: FBT001 - pytest
+async def test_events_keep_their_order(make_app: MakeApp, executor: FakeExecutor, *, writable: bool) -> None:
     """All events are written at once if the connection takes them, else they are messages."""
     executor.script = Script(steps=[(20 + n,) for n in range(6)], pause_s=0.01)
     connection = Connection(writable=writable)

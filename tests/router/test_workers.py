@@ -60,8 +60,8 @@ def test_judge_says_why() -> None:
 def test_context_load_counts_tokens_and_generation_load_sequences() -> None:
     """A long prompt weighs on a context worker; a generation worker's step depends on how many sequences it runs."""
     report = WorkerLoad(running=3, waiting=2, waiting_tokens=100)
-    context = AttachedWorker("tcp://c:1", FakeWorker(describe(Role.CONTEXT), load=report), Role.CONTEXT)
-    generation = AttachedWorker("tcp://g:1", FakeWorker(describe(Role.GENERATION), load=report), Role.GENERATION)
+    context = AttachedWorker("tcp://c:1", FakeWorker(describe(Role.CONTEXT), load=report))
+    generation = AttachedWorker("tcp://g:1", FakeWorker(describe(Role.GENERATION), load=report))
     assert (context.estimate(), generation.estimate()) == (100, 5)
     context.claim(40)
     generation.claim(40)
@@ -71,7 +71,7 @@ def test_context_load_counts_tokens_and_generation_load_sequences() -> None:
 def test_a_new_report_replaces_the_count_since_the_last() -> None:
     """What was sent before a heartbeat is in it."""
     link = FakeWorker(describe(Role.GENERATION), load=WorkerLoad(running=2))
-    worker = AttachedWorker("tcp://g:1", link, Role.GENERATION)
+    worker = AttachedWorker("tcp://g:1", link)
     assert worker.estimate() == 2
     first, _ = worker.claim(4), worker.claim(4)
     assert worker.estimate() == 4

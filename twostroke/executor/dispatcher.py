@@ -14,7 +14,6 @@ from twostroke.ipc.sockets import Context, QueueLimits
 from twostroke.protocol.errors import EngineDeadError, OverloadedError
 
 _RETRY_S = 0.1
-_CONTROL_FACTOR = 4  # aborts and control get in where requests do not, up to so many times the requests' bound
 
 
 class Dispatcher:
@@ -50,7 +49,7 @@ class Dispatcher:
 
     def put_control(self, payload: bytes) -> None:
         """Queue an encoded abort or control message, behind all that was queued before; errors as `put_request`."""
-        self._put(payload, self._limits.messages * _CONTROL_FACTOR)
+        self._put(payload, self._limits.control)
 
     def _put(self, payload: bytes, bound: int) -> None:
         with self._changed:

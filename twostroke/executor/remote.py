@@ -40,7 +40,6 @@ from twostroke.protocol.worker import Attached, AttachRefused, Heartbeat, Worker
 
 _BURST = 256  # messages handled before other callbacks of the loop get their turn
 _TICK_S = 0.25
-_ABORTS_FACTOR = 4  # aborts get in where requests do not, up to so many times the requests' bound
 
 log = structlog.get_logger(__name__)
 
@@ -210,7 +209,7 @@ class RemoteExecutor(GenerationExecutor):
         if self._state is not _State.ATTACHED:
             return
         self._post(Abort(client_id, index))
-        if len(self._outbox) > self._options.limits.messages * _ABORTS_FACTOR and not self._flush():
+        if len(self._outbox) > self._options.limits.control and not self._flush():
             self._die(EngineDeadError(f"worker {self._address} takes no messages any more"))
 
     def _post(self, body: WorkerBound) -> None:

@@ -96,22 +96,18 @@ class Pieces:
     Args:
         choices: All of them.
         take: Called on the loop with a batch that comes while the reader awaits.
-
-    Attributes:
-        unfinished: Choices whose last piece has not come.
     """
 
     def __init__(self, choices: Sequence[Choice], take: Take) -> None:
         self._choices = choices
         self._open = list(choices)
-        self.unfinished = len(choices)
         self._take = take
         self._waiter: asyncio.Future[None] | None = None
         self._left: Batch = []
         self._scheduled = False
 
     def __enter__(self) -> Self:
-        on_wake = self._advance if self.unfinished == 1 else self._wake
+        on_wake = self._advance if len(self._choices) == 1 else self._wake
         for choice in self._choices:
             choice.subscribe(on_wake)
         return self
@@ -119,6 +115,11 @@ class Pieces:
     def __exit__(self, *_: object) -> None:
         for choice in self._choices:  # which would keep each other in memory until the garbage is collected
             choice.unsubscribe()
+
+    @property
+    def unfinished(self) -> int:
+        """Choices whose last piece has not come."""
+        return len(self._open)
 
     async def next_batch(self) -> Batch:
         """The next pieces that were not taken as they came.
@@ -137,7 +138,7 @@ class Pieces:
         return batch
 
     def _poll(self) -> Batch:
-        if self.unfinished == 1:  # nearly always
+        if len(self._open) == 1:  # nearly always
             only = self._open[0]
             piece = only.next_piece()
             batch = [] if piece is None else [(only, piece)]
@@ -146,7 +147,6 @@ class Pieces:
         for choice, piece in batch:
             if piece.finish_reason is not None:
                 self._open.remove(choice)
-                self.unfinished -= 1
         return batch
 
     def _wake(self) -> None:
@@ -162,7 +162,7 @@ class Pieces:
             return  # the reader is busy, and looks again before it waits
         try:
             batch = self._poll()
-            if batch and not self._take(batch, last=not self.unfinished):
+            if batch and not self._take(batch, last=not self._open):
                 self._left = batch
                 waiter.set_result(None)
             else:

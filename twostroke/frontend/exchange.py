@@ -89,6 +89,7 @@ class Exchange:
         self._writes = self._writes_seen = 0
         self._writing = False
         self._period_s: float | None = None
+        self._silent_since_s: float | None = None
         self._comment: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         # Taken from the scope, of which it knows: a cycle would keep every request until the garbage is collected.
@@ -217,7 +218,7 @@ class Exchange:
             period_s: Seconds; None for no comments from now on.
         """
         self._period_s = period_s
-        self._silent_since_s: float | None = None
+        self._silent_since_s = None
         if period_s is None and self._comment is not None:
             self._comment.cancel()
 

@@ -19,6 +19,7 @@ HEARTBEAT_TIMEOUT_MS = 5000
 # As numbers, since flags of an enum are slow to combine and to look up.
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _NOBLOCK, _NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK) | int(zmq.SNDMORE)
+_CONTROL_FACTOR = 4
 _WILDCARDS = ("*", "0.0.0.0", "[::]", "::")  # noqa: S104 - recognised here, not bound
 
 
@@ -31,6 +32,11 @@ class QueueLimits:
     """
 
     messages: int = 4096
+
+    @property
+    def control(self) -> int:
+        """Messages in front of a socket at which aborts and control stop too: they get in where requests do not."""
+        return self.messages * _CONTROL_FACTOR
 
 
 def open_socket(context: Context, kind: int, limits: QueueLimits) -> Socket:
