@@ -24,6 +24,7 @@ from kvtransfer.events import BlocksSafe, FetchEnded, LeaseEnded, TransferEvent
 from kvtransfer.handles import handle_key, sign_handle
 from kvtransfer.loopback import LoopbackBackend, LoopbackFabric
 from kvtransfer.options import BackendKind, TransferOptions
+from kvtransfer.process_watch import this_process
 from kvtransfer.receiver import Fetch, PeerName
 from kvtransfer.thread import CancelCommand, Command, FetchCommand, OfferCommand, RevokeCommand, TransferThread
 from kvtransfer.transports import allowed_transports
@@ -94,6 +95,7 @@ class TransferAgent:
         self._buffer = buffer
         self._device = device or HostDevice()
         self._key = handle_key(options.secret)
+        self._process = this_process()
         self._events: deque[TransferEvent] = deque()
         self._leases: set[SequenceKey] = set()
         self._transfers: set[int] = set()
@@ -135,6 +137,7 @@ class TransferAgent:
             layout=self._layout,
             blocks=len(blocks),
             expires_in_s=expiry_s,
+            process=self._process,
         )
         return sign_handle(self._key, handle)
 

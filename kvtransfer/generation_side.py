@@ -29,7 +29,7 @@ from twostroke.ipc.curve import secure_client
 from twostroke.ipc.sockets import Context, QueueLimits, Socket, open_socket, try_receive, try_send
 from twostroke.protocol.errors import ProtocolError
 from twostroke.protocol.tokens import pack_tokens
-from twostroke.protocol.transfer import TRANSFER_VERSION, Pong, Reserve, ToContext, ToGeneration
+from twostroke.protocol.transfer import TRANSFER_VERSION, Reserve, ToContext, ToGeneration
 
 log = structlog.get_logger(__name__)
 
@@ -40,15 +40,16 @@ _MESSAGES_A_TURN = 256
 class _Link:
     """What leads to one start of one context worker.
 
-    The inlet is closed when safety demands and opened anew. The process is watched where its exit is the only proof; a
-    peer on another host cannot reach into our memory by itself, so that a closed inlet is proof there.
+    The inlet is closed when safety demands and opened anew. The process is watched where its exit is the only proof,
+    from before it is asked to write; a peer on another host cannot reach into our memory by itself, so that a closed
+    inlet is proof there.
     """
 
     socket: Socket
     inlet: Inlet | None
     used: float
-    watch: ProcessWatch | None = None
-    elsewhere: bool = False
+    watch: ProcessWatch | None
+    elsewhere: bool
 
 
 class GenerationSide:
@@ -99,7 +100,8 @@ class GenerationSide:
     def sources(self) -> list[Socket | int]:
         """Control sockets and descriptors, to be polled."""
         links = self._links.values()
-        return [*(link.socket for link in links), *(link.watch.fd for link in links if link.watch)]
+        watched = (link.watch.fd for link in links if link.watch)
+        return [*(link.socket for link in links), *(fd for fd in watched if fd is not None)]
 
     def fetch(self, fetch: Fetch, fence: StepFence, now: float) -> None:
         """A new fetch; it begins at once, or with the first `request` that finds `fence` reached."""
@@ -138,15 +140,7 @@ class GenerationSide:
             self._counters.dropped[DropReason.UNDECODABLE] += 1
             log.warning("dropped a control message", address=name.address, error=str(error))
             return
-        if isinstance(message, Pong) and message.epoch == name.epoch:
-            self._watch(name, message)
         self.carry_out(self.book.receive(name, message, now), now)
-
-    def _watch(self, name: PeerName, pong: Pong) -> None:
-        link = self._links[name]
-        link.elsewhere = is_elsewhere(pong.host)
-        if link.watch is None and not self._backend.close_is_proof:
-            link.watch = watch_process(pong.host, pong.pid)
 
     def tick(self, now: float) -> None:
         """Do what is due, and close what leads to peers that have been idle for long."""
@@ -182,10 +176,10 @@ class GenerationSide:
 
     def _request(self, fetch: Fetch, now: float) -> list[GenerationAction]:
         try:
-            link = self._link(fetch.peer, now)
+            link = self._link(fetch, now)
             if link.inlet is None:
                 link.inlet = self._backend.open_inlet()
-        except (BackendError, zmq.ZMQError) as error:
+        except (BackendError, OSError, zmq.ZMQError) as error:
             reason = f"cannot connect to the context worker at {fetch.peer.address}: {error}"
             return self.book.not_sent(fetch, reason)
         if not self._send(fetch.peer, self._reserve(fetch, link.inlet)):
@@ -208,25 +202,28 @@ class GenerationSide:
             deadline_s=fetch.deadline_s,
         )
 
-    def _link(self, name: PeerName, now: float) -> _Link:
-        """What leads to `name`, connected if it is new.
+    def _link(self, fetch: Fetch, now: float) -> _Link:
+        """What leads to the peer of `fetch`, connected if it is new.
 
         A message may wait in the socket for a connection, even to a later epoch at the same address: that one refuses
         it by its epoch.
 
         Raises:
             zmq.ZMQError: The address is not one.
+            OSError: The writer's process cannot be watched.
         """
-        link = self._links.get(name)
+        link = self._links.get(fetch.peer)
         if link is None:
+            writer = fetch.handle.process
             socket = open_socket(self._context, zmq.DEALER, QueueLimits(self._options.limits.messages))
             secure_client(socket, self._options.secret)
             try:
-                socket.connect(name.address)
-            except zmq.ZMQError:
+                socket.connect(fetch.peer.address)
+                watch = None if self._backend.close_is_proof else watch_process(writer)
+            except (zmq.ZMQError, OSError):
                 socket.close()
                 raise
-            link = self._links[name] = _Link(socket, None, now)
+            link = self._links[fetch.peer] = _Link(socket, None, now, watch, is_elsewhere(writer))
         return link
 
     def _send(self, name: PeerName, message: ToContext) -> bool:

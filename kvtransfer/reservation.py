@@ -31,16 +31,12 @@ class ContextTerms:
         key: MAC key of handles.
         layout: Of its cache.
         block_bytes: Bytes of one of its blocks.
-        host: Names this host and pid namespace.
-        pid: This process.
     """
 
     epoch: int
     key: bytes
     layout: LayoutFingerprint
     block_bytes: int
-    host: str = ""
-    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

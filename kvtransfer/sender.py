@@ -167,7 +167,7 @@ class LeaseBook:
             self._heard[message.epoch] = now
         match message:
             case Ping():
-                return [Reply(route, Pong(self._terms.epoch, self._terms.host, self._terms.pid))]
+                return [Reply(route, Pong(self._terms.epoch))]
             case Cancel():
                 return self._cancel(route, message, now)
             case Reserve():

@@ -27,7 +27,6 @@ from kvtransfer.generation_side import GenerationSide
 from kvtransfer.handles import handle_key
 from kvtransfer.options import TransferOptions
 from kvtransfer.page_population import PagePopulation
-from kvtransfer.process_watch import host_name
 from kvtransfer.receiver import Fetch, FetchBook
 from kvtransfer.reservation import ContextTerms
 from kvtransfer.sender import LeaseBook
@@ -197,9 +196,7 @@ class TransferThread:
     def _sides(self, context: Context, socket: Socket, backend: Backend) -> tuple[ContextSide, GenerationSide]:
         options, counters = self._options, self.counters
         key = handle_key(options.secret)
-        terms = ContextTerms(
-            self._epoch, key, self._layout, self._buffer.block_bytes, host=host_name(), pid=os.getpid()
-        )
+        terms = ContextTerms(self._epoch, key, self._layout, self._buffer.block_bytes)
         contexts = ContextSide(
             LeaseBook(terms, options.timeouts, options.limits, counters),
             socket,

@@ -131,12 +131,17 @@ def test_a_stopped_generation_worker_releases_the_lease_and_never_sees_done(cont
         assert process.expect("fetch") == f"2 done True {COUNT}"
 
 
-def test_over_shared_memory_only_the_writers_exit_frees_the_blocks() -> None:
-    """A stopped writer may go on, so its target blocks stay in quarantine until its process is gone."""
+@pytest.mark.parametrize("transfers_before", [0, 1])
+def test_over_shared_memory_only_the_writers_exit_frees_the_blocks(transfers_before: int) -> None:
+    """A stopped writer may go on, so its target blocks stay in quarantine until its process is gone.
+
+    The exit is seen even of a writer that never said a word to this worker.
+    """
     worker = Worker(generation_memory(BLOCKS, SIZE), timeouts=QUICK, shared_memory=SharedMemory.CMA)
     with TransferProcess("context", BLOCKS, SIZE, SharedMemory.CMA) as process:
-        check_next_transfer(worker, process, 1)
-        assert process.expect("lease") == "1 done"
+        for _ in range(transfers_before):
+            check_next_transfer(worker, process, 1)
+            assert process.expect("lease") == "1 done"
         handle = process.offer(2, [5, 6])
         process.signal(signal.SIGSTOP)
         worker.agent.fetch(2, handle, range(2), [1, 2], 20.0)
@@ -145,4 +150,16 @@ def test_over_shared_memory_only_the_writers_exit_frees_the_blocks() -> None:
         assert worker.agent.counters().quarantined == 1
         process.signal(signal.SIGKILL)
         worker.safe(2)
+    worker.close()
+
+
+def test_over_shared_memory_a_writer_that_was_gone_before_holds_no_blocks() -> None:
+    """Its pid is nobody's when the fetch begins, which is proof: the fetch fails at once, its blocks are free."""
+    worker = Worker(generation_memory(BLOCKS, SIZE), timeouts=QUICK, shared_memory=SharedMemory.CMA)
+    with TransferProcess("context", BLOCKS, SIZE, SharedMemory.CMA) as process:
+        handle = process.offer(1, [5, 6])
+    worker.agent.fetch(1, handle, range(2), [1, 2], 20.0)
+    ended = worker.fetch_end(1)
+    assert (ended.outcome, ended.blocks_safe) == (TransferOutcome.FAILED, True)
+    assert "exited" in ended.reason
     worker.close()

@@ -17,7 +17,7 @@ from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.requests import GenerationRequest, Phase
 from twostroke.protocol.responses import SequenceOutput
 from twostroke.protocol.tokens import unpack_tokens
-from twostroke.protocol.transfer import TransferHandle
+from twostroke.protocol.transfer import TRANSFER_VERSION, TransferHandle
 from twostroke.protocol.worker import BlockCounts, Role
 from twostroke.worker.role_part import TransferCounts
 
@@ -255,5 +255,5 @@ def test_another_version_is_refused(worker: GenerationWorker) -> None:
     params = request.context_phase_params
     assert params is not None
     request = msgspec.structs.replace(request, context_phase_params=msgspec.structs.replace(params, version=99))
-    with pytest.raises(InvalidRequestError, match="version 99, this worker version 1"):
+    with pytest.raises(InvalidRequestError, match=f"version 99, this worker version {TRANSFER_VERSION}"):
         worker.part.check(request)

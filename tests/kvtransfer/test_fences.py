@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvtransfer import thread
+from kvtransfer import agent
 from kvtransfer.agent import TransferAgent
 from kvtransfer.backend import BlockBuffer, MemoryKind
 from kvtransfer.device import HostDevice
@@ -28,6 +28,7 @@ from tests.support.transfer import (
 )
 from twostroke.protocol.errors import EngineDeadError
 from twostroke.protocol.ids import SequenceKey
+from twostroke.protocol.transfer import ProcessName
 
 BLOCKS, SIZE = 64, 4096
 KEY = SequenceKey(7, 0, 0)
@@ -190,7 +191,7 @@ def test_where_writers_reach_in_a_closed_inlet_is_proof_against_other_hosts_alon
     """As over cuda_ipc: a writer that falls silent here may still write, until its process exits."""
     monkeypatch.setattr(LoopbackBackend, "close_is_proof", property(lambda _: False))
     if elsewhere:
-        monkeypatch.setattr(thread, "host_name", lambda: "00000000-0000-0000-0000-000000000000:1")
+        monkeypatch.setattr(agent, "this_process", lambda: ProcessName("00000000-0000-0000-0000-000000000000:1", 1))
     quick = TransferTimeouts(ping_s=0.1, silence_s=1.0, stop_s=0.3)
     fabric, writer = LoopbackFabric(), FakeDevice()
     context = Worker(context_memory(BLOCKS, SIZE), fabric=fabric, timeouts=quick, device=writer)

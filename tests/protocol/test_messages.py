@@ -37,7 +37,7 @@ from twostroke.protocol.responses import (
 )
 from twostroke.protocol.sampling import SamplingParams
 from twostroke.protocol.tokens import pack_tokens
-from twostroke.protocol.transfer import ContextPhaseParams, LayoutFingerprint, TransferHandle
+from twostroke.protocol.transfer import ContextPhaseParams, LayoutFingerprint, ProcessName, TransferHandle
 from twostroke.protocol.worker import (
     Attached,
     AttachRefused,
@@ -52,7 +52,15 @@ from twostroke.protocol.worker import (
 KEY = SequenceKey(client_id=(7 << 48) | 5, index=2, attempt=1)
 LAYOUT = LayoutFingerprint(model="ab" * 32, dtype="float32", block_size=16, layers=2, kv_heads=3, head_dim=64)
 HANDLE = TransferHandle(
-    version=1, epoch=9, key=KEY, address="tcp://h:1", layout=LAYOUT, blocks=3, expires_in_s=60.0, mac=b"m" * 32
+    version=1,
+    epoch=9,
+    key=KEY,
+    address="tcp://h:1",
+    layout=LAYOUT,
+    blocks=3,
+    expires_in_s=60.0,
+    process=ProcessName("host", 7),
+    mac=b"m" * 32,
 )
 PARAMS = ContextPhaseParams(version=1, handle=HANDLE, prompt_tokens=40, first_token_ids=pack_tokens([11]))
 DESCRIPTION = WorkerDescription(

@@ -19,7 +19,7 @@ import msgspec
 
 from twostroke.protocol.ids import SequenceKey
 
-TRANSFER_VERSION = 1
+TRANSFER_VERSION = 2
 
 
 class LayoutFingerprint(msgspec.Struct, frozen=True, array_like=True):
@@ -42,6 +42,18 @@ class LayoutFingerprint(msgspec.Struct, frozen=True, array_like=True):
     head_dim: int
 
 
+class ProcessName(msgspec.Struct, frozen=True, array_like=True):
+    """A process, so that a peer on the same host can watch it exit.
+
+    Attributes:
+        host: Names the host and the pid namespace; empty if unknown.
+        pid: The process there; 0 if unknown.
+    """
+
+    host: str = ""
+    pid: int = 0
+
+
 class TransferHandle(msgspec.Struct, frozen=True, kw_only=True):
     """Where the leased blocks of one sequence lie, and the right to ask for them.
 
@@ -53,6 +65,7 @@ class TransferHandle(msgspec.Struct, frozen=True, kw_only=True):
         layout: Layout of its cache.
         blocks: How many blocks are leased.
         expires_in_s: Length of the lease when it was made.
+        process: The context worker, which will write.
         mac: HMAC-SHA256 over all fields above with a key derived from the cluster secret.
     """
 
@@ -63,6 +76,7 @@ class TransferHandle(msgspec.Struct, frozen=True, kw_only=True):
     layout: LayoutFingerprint
     blocks: int
     expires_in_s: float
+    process: ProcessName = ProcessName()
     mac: bytes = b""
 
 
@@ -166,17 +180,9 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
-    """C's answer, with its own epoch.
-
-    Attributes:
-        epoch: C's epoch.
-        host: Names C's host and pid namespace; empty if unknown.
-        pid: C's process there, so that a G on the same host can watch it exit; 0 if unknown.
-    """
+    """C's answer, with its own epoch."""
 
     epoch: int
-    host: str = ""
-    pid: int = 0
 
 
 ToContext = Reserve | Cancel | Ping
