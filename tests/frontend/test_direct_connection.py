@@ -18,16 +18,18 @@ BODY = msgspec.json.encode({"prompt": [5], "stream": True, "max_tokens": 6})
 
 
 class Connection:
-    """Keeps what was written, by either way.
+    """Keeps what was written.
 
     Args:
         writable: Whether it takes bytes at once.
+        reads: Whether it takes them at all.
     """
 
-    def __init__(self, *, writable: bool) -> None:
+    def __init__(self, *, writable: bool, reads: bool = True) -> None:
         self.writable = writable
+        self.reads = reads
         self.heads: list[tuple[int, dict[bytes, bytes]]] = []
-        self.written: list[tuple[str, bytes]] = []
+        self.written: list[bytes] = []
         self.ended = 0
         self.aborted = False
         self.on_left: Callable[[], None] | None = None
@@ -44,7 +46,14 @@ class Connection:
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """See `DirectConnection`."""
         self.heads.append((status, dict(headers)))
-        self.written.append(("direct", body))
+        self.written.append(body)
+
+    async def drain(self) -> bool:
+        """See `DirectConnection`."""
+        if not self.reads:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        return True
 
     def begin(self, headers: Headers) -> None:
         """See `DirectConnection`."""
@@ -52,7 +61,7 @@ class Connection:
 
     def write(self, data: bytes, *, last: bool = False) -> None:
         """See `DirectConnection`."""
-        self.written.append(("direct", data))
+        self.written.append(data)
         self.ended += last
 
     def abort(self) -> None:
@@ -64,12 +73,8 @@ class Connection:
         return {"type": "http.request", "body": self._body.pop()}
 
     async def send(self, message: Message) -> None:
-        """One message."""
-        if message["type"] == "http.response.start":
-            self.heads.append((message["status"], dict(message["headers"])))
-        if message["type"] == "http.response.body":
-            self.ended += not message.get("more_body", False)
-            self.written.append(("message", message["body"]))
+        """Never used: the two ways of writing do not mix."""
+        raise AssertionError(message)
 
     def scope(self) -> dict[str, object]:
         """A request over this connection."""
@@ -79,23 +84,21 @@ class Connection:
 
 @pytest.mark.parametrize("writable", [True, False])
 async def test_events_keep_their_order(make_app: MakeApp, executor: FakeExecutor, *, writable: bool) -> None:
-    """All events are written at once if the connection takes them, else they are messages."""
+    """All events are written at once if the connection takes them, else one after the other as it does."""
     executor.script = Script(steps=[(20 + n,) for n in range(6)], pause_s=0.01)
     connection = Connection(writable=writable)
     async with asyncio.timeout(5):
         await make_app()(connection.scope(), connection.receive, connection.send)
-    assert {way for way, _ in connection.written} == {"direct" if writable else "message"}
     assert [status for status, _ in connection.heads] == [200]
     assert connection.heads[0][1][b"content-type"] == b"text/event-stream; charset=utf-8"
     assert connection.ended == 1
-    data = b"".join(data for _, data in connection.written)
-    events = [event.removeprefix("data: ") for event in data.decode().split("\n\n") if event]
+    events = [event.removeprefix("data: ") for event in b"".join(connection.written).decode().split("\n\n") if event]
     assert events.pop() == "[DONE]"
     text = "".join(msgspec.json.decode(event)["choices"][0]["text"] for event in events)
     executor.script = Script(steps=[tuple(20 + n for n in range(6))])
     whole = Connection(writable=False)
     await make_app()(whole.scope(), whole.receive, whole.send)
-    assert text == msgspec.json.decode(whole.written[0][1].split(b"\n\n")[0][6:])["choices"][0]["text"]
+    assert text == msgspec.json.decode(whole.written[0].split(b"\n\n")[0][6:])["choices"][0]["text"]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -107,14 +110,10 @@ async def test_a_client_that_stalls_is_cut_off(
     executor.script = Script(steps=[(40,), (41,)], hold=1)
     connection = Connection(writable=True)
 
-    async def never(message: Message) -> None:
-        del message
-        await asyncio.Event().wait()
-
     app = make_app(request_timeout_s=0.1)
-    answering = asyncio.create_task(app(connection.scope(), connection.receive, never))
+    answering = asyncio.create_task(app(connection.scope(), connection.receive, connection.send))
     await until(lambda: connection.written)
-    connection.writable = False
+    connection.writable = connection.reads = False
     if fails:
         executor.fail(executor.calls.requests[0].key, TransferError("the cache could not be moved"))
     async with asyncio.timeout(5):

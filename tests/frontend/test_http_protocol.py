@@ -1,10 +1,12 @@
 """What a connection may cost before its request is here: heads without end, silence, requests that stop half-way."""
 
 import asyncio
+import logging
 
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tests.support.waiting import until
 from twostroke.frontend import http_protocol, http_server
 from twostroke.frontend.exchange import Exchange
 from twostroke.frontend.http_protocol import MAX_HEAD_BYTES, HttpProtocol
@@ -124,6 +126,25 @@ async def test_an_old_client_is_told_that_its_connection_closes() -> None:
     assert answer.endswith(b'\r\n\r\n"hello"')
 
 
+async def test_an_old_client_gets_a_stream_as_it_is() -> None:
+    """HTTP/1.0 has no chunks: the body ends with the connection."""
+    answer = await answer_to(request(b"stream", "1.0"), app=talk)
+    assert b"transfer-encoding" not in answer
+    assert answer.endswith(b"\r\n\r\ndata: 1\n\ndata: 2\n\n")
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_an_offer_of_another_protocol_is_ignored(*, apart: bool) -> None:
+    """Java's client offers HTTP/2 with every request, head and body apart or not; a body may say anything."""
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nhttp2-settings: AAMAAABkAARAAAAA\r\n"
+    first, second = request(b"\r\nUpgrade: me", extra=offer), request(b"later", extra=offer)
+    body_at = first.index(b"\r\n\r\n") + 4
+    parts = [first[:body_at], first[body_at:]] if apart else [first]
+    answer = await answer_to(*parts, second, pause_s=0.05, app=talk)
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+    assert answer.index(b'"\r\nUpgrade: me"') < answer.index(b'"later"')
+
+
 async def test_a_client_that_asks_first_is_told_to_go_on() -> None:
     """`Expect: 100-continue`: the body comes after that."""
     asking = request(b"hello", extra=b"expect: 100-continue\r\n")
@@ -164,6 +185,33 @@ async def test_a_late_request_does_not_spoil_the_answer_before_it(part: bytes, m
     answer = await answer_to(request(b"first"), part, pause_s=0.02, app=slow)
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.index(b"first") < answer.index(b"HTTP/1.1 408 ")
+
+
+async def test_a_client_that_leaves_takes_all_its_requests_along(caplog: pytest.LogCaptureFixture) -> None:
+    """Also those that it sent behind the first, which nobody begins any more; and nobody complains."""
+    begun: list[bytes] = []
+    left: list[bytes] = []
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        body = await exchange.body(1 << 20)
+        begun.append(body)
+        exchange.watch(lambda: left.append(body))
+        await until(lambda: left)  # and then says nothing, since nobody is there
+
+    stop, started = asyncio.Event(), asyncio.Event()
+    site = Site(slow, bind("127.0.0.1", 0))
+    task = asyncio.create_task(serve([site], stop=stop, on_started=started.set))
+    await started.wait()
+    _, writer = await asyncio.open_connection(*site.socket.getsockname())
+    writer.write(request(b"first") + request(b"second") + request(b"third"))
+    await until(lambda: begun)
+    writer.transport.abort()
+    await until(lambda: left)
+    stop.set()
+    await task
+    assert begun == left == [b"first"]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_answered_requests_of_a_pipeline_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,10 @@ class DirectConnection(Protocol):
         """Whether bytes are taken at once: the client is there, and reads fast enough."""
         ...
 
+    async def drain(self) -> bool:
+        """Wait until bytes are taken; False if the client has left."""
+        ...
+
     def answer(self, status: int, headers: "Headers", body: bytes) -> None:
         """Send a whole response."""
         ...
@@ -150,10 +154,10 @@ class Exchange:
 
     async def json(self, body: bytes, status: int = 200, headers: Headers = ()) -> None:
         """Answer with a JSON body and be complete."""
-        if self._direct is not None and self._direct.writable:
-            self._direct.answer(status, [*_JSON, *headers], body)
-        else:
+        if self._direct is None:
             await self._send_json(body, status, headers)
+        elif self._direct.writable or await self._direct.drain():
+            self._direct.answer(status, [*_JSON, *headers], body)
         if self.state is State.OPEN:
             self.state = State.COMPLETE
 
@@ -191,23 +195,23 @@ class Exchange:
         begins = self.state is State.OPEN
         if begins:
             self.state = State.STREAMING  # before the write: from here on no status can be sent any more
-        if self._direct is not None and self._direct.writable:
-            if begins:
-                self._direct.begin(_EVENTS)
-            self._direct.write(data, last=last)
-        else:
-            await self._send_events(data, begins=begins, last=last)
+        self._writing = True
+        try:
+            if self._direct is None:
+                await self._send_events(data, begins=begins, last=last)
+            elif self._direct.writable or await self._direct.drain():
+                if begins:
+                    self._direct.begin(_EVENTS)
+                self._direct.write(data, last=last)
+        finally:
+            self._writing = False
         if last and self.state is State.STREAMING:
             self.state = State.COMPLETE
 
     async def _send_events(self, data: bytes, *, begins: bool, last: bool) -> None:
-        self._writing = True
-        try:
-            if begins:
-                await self._send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-            await self._send({"type": "http.response.body", "body": data, "more_body": not last})
-        finally:
-            self._writing = False
+        if begins:
+            await self._send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     def keep_alive(self, period_s: float | None) -> None:
         """Let `tick` write a comment whenever the stream was silent for `period_s`: proxies cut silent ones.

@@ -9,6 +9,7 @@ and a connection that never says anything would be kept for ever. How long a bod
 """
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
@@ -23,6 +24,7 @@ from twostroke.protocol.openai_answers import ErrorBody, ErrorObject
 MAX_HEAD_BYTES = 64 << 10
 REQUEST_S = 75.0
 _LAST_CHUNK = b"0\r\n\r\n"
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 class _DirectConnection:
@@ -32,10 +34,11 @@ class _DirectConnection:
         cycle: The response. It stays uvicorn's: what is written here is noted there.
     """
 
-    __slots__ = ("_cycle", "_on_left")
+    __slots__ = ("_chunked", "_cycle", "_on_left")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self._chunked = True
         self._on_left: Callable[[], None] | None = None
 
     @property
@@ -61,7 +64,10 @@ class _DirectConnection:
                 self.left()
 
     def left(self) -> None:
-        """The client has closed the connection."""
+        """The client has closed the connection; uvicorn itself tells the newest of its responses alone."""
+        if not self.complete:
+            self._cycle.disconnected = True
+            self._cycle.message_event.set()
         on_left, self._on_left = self._on_left, None
         if on_left is not None:
             on_left()
@@ -72,6 +78,13 @@ class _DirectConnection:
         cycle = self._cycle
         return not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
 
+    async def drain(self) -> bool:
+        """See `DirectConnection`."""
+        cycle = self._cycle
+        while cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        return self.writable
+
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """See `DirectConnection`."""
         length = (b"content-length", b"%d" % len(body))
@@ -79,14 +92,17 @@ class _DirectConnection:
         self._complete()
 
     def begin(self, headers: Headers) -> None:
-        """See `DirectConnection`."""
-        self._cycle.chunked_encoding = True
-        self._cycle.transport.write(self._head(HTTPStatus.OK, [*headers, (b"transfer-encoding", b"chunked")]))
+        """See `DirectConnection`. HTTP/1.0 knows no chunks: there the end of the connection is the end of the body."""
+        self._chunked = self._cycle.scope["http_version"] != "1.0"
+        encoding = [(b"transfer-encoding", b"chunked")] if self._chunked else []
+        self._cycle.transport.write(self._head(HTTPStatus.OK, [*headers, *encoding]))
 
     def write(self, data: bytes, *, last: bool = False) -> None:
         """See `DirectConnection`."""
-        chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""  # an empty one would be the end
-        self._cycle.transport.write(chunk + _LAST_CHUNK if last else chunk)
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""  # an empty one would be the end
+            data = data + _LAST_CHUNK if last else data
+        self._cycle.transport.write(data)
         if last:
             self._complete()
 
@@ -110,6 +126,16 @@ class _DirectConnection:
         if not cycle.keep_alive:
             cycle.transport.close()
         cycle.on_response()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """`data`, which begins in a head, with any `Upgrade` header of that head renamed.
+
+    There is nothing to upgrade to, and servers may ignore the offer. The parser takes what follows such a head for
+    another protocol, which loses the body of each request of Java's HTTP client: it offers HTTP/2 so.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -159,6 +185,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse a head that does not end."""
+        in_body = self._arriving and self._head_bytes is None
+        if not in_body and b"pgrade:" in data:
+            data = _without_upgrade(data)
         if self._head_bytes is not None:
             self._head_bytes += len(data)
         super().data_received(data)
