@@ -1,6 +1,5 @@
 """Loads a model folder with the model library, and says what the engine must know of it."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 
 from twostroke.engine.library_attention import ATTENTION_NAME, register
+from twostroke.engine.model_digest import model_digest
 from twostroke.engine.model_support import check_config, check_rope
 from twostroke.protocol.config import Dtype, ModelConfig
 from twostroke.protocol.errors import ConfigError, ModelError
 
 _TORCH_DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
-_WEIGHT_INDEX = "model.safetensors.index.json"
-_SINGLE_FILE = "model.safetensors"
 _DOWNLOADED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
 
 
@@ -30,12 +28,12 @@ class _GenerationConfig(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """How a folder's model would run; nothing of its weights is read for that.
+    """How a folder's model would run; next to nothing of its weights is read for that.
 
     Attributes:
         folder: The local folder.
         config: The model library's configuration of it.
-        digest: Names config and weight index; see `model_digest`.
+        digest: Names config and weights; see `model_digest`.
         dtype: Of weights, activations and cache.
         max_model_len: Positions that may be served.
         eos_token_ids: Tokens that end a sequence, ascending.
@@ -56,7 +54,7 @@ class LoadedModel:
     Attributes:
         module: The library's causal language model, with our attention plugged in.
         config: Its configuration.
-        digest: Names config and weight index; see `model_digest`.
+        digest: Names config and weights; see `model_digest`.
         dtype: Of weights, activations and cache.
         max_model_len: Positions that may be served.
         eos_token_ids: Tokens that end a sequence, ascending.
@@ -118,33 +116,6 @@ def find_folder(path: str) -> Path:
         return Path(snapshot_download(path, allow_patterns=list(_DOWNLOADED)))
     except Exception as error:  # the hub client raises errors of many libraries
         raise ModelError(f"model.path: {path!r} is no local folder, and the hub did not give it: {error}") from error
-
-
-def model_digest(folder: Path) -> str:
-    """SHA-256 (hex) over the bytes of config.json and of the weight index.
-
-    With a single weight file, its header (tensor names, types, shapes and offsets) stands for the index. The digest
-    tells models apart, not versions of one model's weights with equal shapes.
-
-    Raises:
-        ModelError: config.json or the weights are missing.
-    """
-    config = folder / "config.json"
-    if not config.is_file():
-        raise ModelError(f"{folder}: config.json is missing; give a Hugging Face model folder")
-    digest = hashlib.sha256(config.read_bytes())
-    index, single = folder / _WEIGHT_INDEX, folder / _SINGLE_FILE
-    if index.is_file():
-        digest.update(index.read_bytes())
-    elif single.is_file():
-        with single.open("rb") as weights:
-            digest.update(weights.read(int.from_bytes(weights.read(8), "little")))
-    else:
-        raise ModelError(
-            f"{folder}: neither {_SINGLE_FILE} nor {_WEIGHT_INDEX} is there; other weight formats are not "
-            "loaded, since some can run code: convert the model to safetensors"
-        )
-    return digest.hexdigest()
 
 
 def choose_max_model_len(config: Any, wanted: int | None) -> int:

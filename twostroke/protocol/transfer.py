@@ -26,7 +26,7 @@ class LayoutFingerprint(msgspec.Struct, frozen=True, array_like=True):
     """What both sides of a transfer must share; head ranges are negotiated, all else must match.
 
     Attributes:
-        model: Digest of the model's config and weight index (hex).
+        model: Digest of the model's config and of samples of its weights (hex).
         dtype: Element type of the cache, as torch names it (`float32`, `bfloat16`).
         block_size: Tokens in one block.
         layers: Attention layers that keep K and V.
