@@ -46,10 +46,11 @@ class Leg:
         claim: Counts the sequence on its worker until the leg is closed.
 
     Attributes:
+        loop: Everything of a router lives on this one.
         wake: Resumes the reader of the client's result; see `ResultSink`.
     """
 
-    __slots__ = ("claim", "client", "key", "open", "owner", "phase", "wake")
+    __slots__ = ("claim", "client", "key", "loop", "open", "owner", "phase", "wake")
 
     def __init__(self, owner: LegOwner, client: ResultSink, phase: Phase, key: SequenceKey, claim: Claim) -> None:
         self.owner = owner
@@ -58,12 +59,8 @@ class Leg:
         self.key = key
         self.claim = claim
         self.open = True
+        self.loop = asyncio.get_running_loop()
         self.wake = client.wake  # called with every batch of outputs: not once more than need be
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop of the client's result."""
-        return self.client.loop
 
     def feed(self, output: SequenceOutput) -> None:
         """Take one output; see `ResultSink`."""

@@ -192,6 +192,36 @@ async def test_a_cancelled_reader_leaves_the_result_readable() -> None:
     assert (await result.completion()).token_ids == [5]
 
 
+def test_tokens_alone_may_be_taken_as_one_buffer() -> None:
+    """Of all outputs that wait; not the first, which tells of the cache, nor the end, nor what waits with those."""
+    result = make_result()
+    assert result.take_tokens() == b""
+    result.feed(SequenceOutput(KEY, 0, pack_tokens([5]), cached_tokens=0))
+    result.feed(tokens(1, 6))
+    assert result.take_tokens() == b""
+    assert [output.offset for output in result.take_waiting()] == [0, 1]
+    result.feed(tokens(2, 7))
+    result.feed(tokens(3, 8, 9))
+    assert result.take_tokens() == pack_tokens([7, 8, 9])
+    assert result.take_waiting() == []
+    result.feed(SequenceOutput(KEY, 5, pack_tokens([4]), logprobs=(TokenLogprobs(-1.0),)))
+    assert result.take_tokens() == b""
+    assert len(result.take_waiting()) == 1
+    result.feed(tokens(6, 4))
+    result.feed(tokens(7, 3, final=True))
+    assert result.take_tokens() == b""
+    assert [output.offset for output in result.take_waiting()] == [6, 7]
+
+
+def test_tokens_before_a_failure_are_left_to_who_hears_of_it() -> None:
+    """Taken away as a buffer, nobody would be told of the rest."""
+    result = make_result()
+    result.feed(tokens(0, 5))
+    result.fail(EngineDeadError("gone"))
+    assert result.take_tokens() == b""
+    assert len(result.take_waiting()) == 1
+
+
 def test_an_empty_final_output_needs_the_expected_offset() -> None:
     """It carries no tokens, so that a repeat cannot end a sequence early."""
     check = OffsetCheck(2)

@@ -21,11 +21,12 @@ class Connection:
     """Keeps what was written.
 
     Args:
+        body: Of the request.
         writable: Whether it takes bytes at once.
         reads: Whether it takes them at all.
     """
 
-    def __init__(self, *, writable: bool, reads: bool = True) -> None:
+    def __init__(self, body: bytes = BODY, *, writable: bool, reads: bool = True) -> None:
         self.writable = writable
         self.reads = reads
         self.heads: list[tuple[int, dict[bytes, bytes]]] = []
@@ -33,7 +34,7 @@ class Connection:
         self.ended = 0
         self.aborted = False
         self.on_left: Callable[[], None] | None = None
-        self._body: list[bytes] = [BODY]
+        self._body: list[bytes] = [body]
 
     def watch(self, on_left: Callable[[], None] | None) -> None:
         """See `DirectConnection`."""
@@ -76,9 +77,9 @@ class Connection:
         """Never used: the two ways of writing do not mix."""
         raise AssertionError(message)
 
-    def scope(self) -> dict[str, object]:
+    def scope(self, path: str = "/v1/completions") -> dict[str, object]:
         """A request over this connection."""
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
         return {**scope, "extensions": {DIRECT_CONNECTION: self}}
 
 

@@ -240,6 +240,24 @@ class GenerationResult:
             self.loop.call_soon(self._on_wake)  # nobody else comes to tell of the error that is left
         return waiting
 
+    def take_tokens(self) -> bytes:
+        """The tokens of all outputs that wait to be read now, as int32 buffer.
+
+        Returns:
+            b"" if nothing waits, or if anything is to be told besides tokens, an end or a failure say: then all of it
+            goes on waiting for `take_waiting`.
+        """
+        with self._lock:
+            outputs = self._outputs
+            if self._finished or self._error is not None:
+                return b""
+            for output in outputs:
+                if output.logprobs is not None or output.cached_tokens is not None:
+                    return b""
+            tokens = outputs[0].token_ids if len(outputs) == 1 else b"".join([output.token_ids for output in outputs])
+            outputs.clear()
+        return tokens
+
     def __iter__(self) -> Iterator[SequenceOutput]:
         while True:
             self._block(lambda: bool(self._outputs) or self.done, None)

@@ -114,6 +114,11 @@ class _Writer:
         choice = ChatChunkChoice(index, delta, self._logprobs(piece.tokens), spoken.finish_reason, shown_ids(piece))
         return self._envelope.chunk(_ENCODER.encode(choice), usage)
 
+    def around_text(self) -> tuple[bytes, bytes] | None:
+        if self._spoken.guarded:
+            return None
+        return self._envelope.around_text(_ENCODER.encode(ChatChunkChoice(0, Delta(content=""))))
+
     def usage(self, usage: Usage) -> bytes:
         return self._envelope.usage(usage)
 

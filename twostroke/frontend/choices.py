@@ -6,9 +6,11 @@ from typing import Protocol, Self
 
 from twostroke.executor.base import GenerationExecutor
 from twostroke.executor.result import GenerationResult
+from twostroke.frontend.exchange import Exchange
 from twostroke.frontend.intake import Submission
 from twostroke.frontend.metrics import SequenceTimer
 from twostroke.frontend.output import OutputText, Piece
+from twostroke.frontend.short_way import ShortWay
 from twostroke.frontend.tokenizer import TextModel
 from twostroke.protocol.openai_answers import Usage
 from twostroke.protocol.tokens import TOKEN_BYTES, token_count
@@ -47,6 +49,10 @@ class Choice:
     def subscribe(self, on_wake: Callable[[], None]) -> None:
         """Have `on_wake` called whenever there may be a new piece; only at the end where nobody reads before that."""
         self._result.subscribe(on_wake, at_end=self._result.request.tell_every > 1)
+
+    def short_way(self, exchange: Exchange, around: tuple[bytes, bytes]) -> ShortWay:
+        """The short way of its tokens to `exchange`; of use if text is all that is asked for."""
+        return ShortWay(self._result, self.output, self._timer, exchange, around)
 
     def unsubscribe(self) -> None:
         """Call nobody any more."""
@@ -96,12 +102,14 @@ class Pieces:
     Args:
         choices: All of them.
         take: Called on the loop with a batch that comes while the reader awaits.
+        short_way: Tried before that, if there is one.
     """
 
-    def __init__(self, choices: Sequence[Choice], take: Take) -> None:
+    def __init__(self, choices: Sequence[Choice], take: Take, short_way: ShortWay | None = None) -> None:
         self._choices = choices
         self._open = list(choices)
         self._take = take
+        self._short_way = short_way
         self._waiter: asyncio.Future[None] | None = None
         self._left: Batch = []
         self._scheduled = False
@@ -161,6 +169,9 @@ class Pieces:
         if waiter is None or waiter.done():
             return  # the reader is busy, and looks again before it waits
         try:
+            if self._short_way is not None and self._short_way.take():
+                self._waiter = waiter
+                return
             batch = self._poll()
             if batch and not self._take(batch, last=not self._open):
                 self._left = batch

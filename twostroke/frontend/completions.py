@@ -1,6 +1,5 @@
 """The schema of `POST /v1/completions`."""
 
-import functools
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import cast
@@ -26,8 +25,6 @@ MAX_PROMPTS = 1024
 
 _DECODER = msgspec.json.Decoder(CompletionBody)
 _ENCODER = msgspec.json.Encoder()
-_PLAIN_HEAD, _PLAIN_TAIL = _ENCODER.encode(CompletionChoice(0, "", None, None)).split(b'""')
-"""Around the text of a choice that has nothing else to tell: nearly every chunk of a stream."""
 
 
 class CompletionSurface:
@@ -88,19 +85,15 @@ class _Writer:
         self._text = text
         self._envelope = Envelope("cmpl", "text_completion", model, usage)
 
-    @functools.cached_property
-    def _around_plain(self) -> tuple[bytes, bytes]:
-        return self._envelope.around(_PLAIN_HEAD, _PLAIN_TAIL)
-
     def first(self, index: int) -> bytes:
         del index
         return b""
 
     def piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
-        if piece.plain and usage is None and not index:
-            before, after = self._around_plain
-            return before + _ENCODER.encode(piece.text) + after
         return self._envelope.chunk(_ENCODER.encode(self._choice(index, piece)), usage)
+
+    def around_text(self) -> tuple[bytes, bytes]:
+        return self._envelope.around_text(_ENCODER.encode(self._choice(0, Piece())))
 
     def usage(self, usage: Usage) -> bytes:
         return self._envelope.usage(usage)

@@ -171,7 +171,10 @@ class GenerationEndpoint:
 
     async def _stream(self, exchange: Exchange, submission: Submission, choices: list[Choice]) -> None:
         """One write a batch of pieces; the last ones, the counts and the end mark leave together."""
-        events = _Events(self._surface.writer(submission), submission.usage, choices)
+        writer = self._surface.writer(submission)
+        events = _Events(writer, submission.usage, choices)
+        around = writer.around_text() if events.only_text else None
+        short_way = None if around is None else choices[0].short_way(exchange, around)
 
         def take(batch: Batch, *, last: bool) -> bool:
             # The first and the last are the reader's: they start and complete the answer.
@@ -182,7 +185,7 @@ class GenerationEndpoint:
 
         exchange.keep_alive(self._limits.keep_alive_s)
         try:
-            with Pieces(choices, take) as pieces:
+            with Pieces(choices, take, short_way) as pieces:
                 while pieces.unfinished:
                     batch = await pieces.next_batch()
                     data = events.of(batch) if pieces.unfinished else events.of(batch) + events.end()
@@ -223,6 +226,11 @@ class _Events:
         self._usage = usage
         self._choices = choices
         self._begun: set[int] = set()
+
+    @property
+    def only_text(self) -> bool:
+        """Whether the text of a single choice is all that is told between the first event and the last."""
+        return len(self._choices) == 1 and self._choices[0].output.only_text and self._usage is not StreamUsage.ALWAYS
 
     def of(self, batch: Batch) -> bytes:
         """The events of some pieces; perhaps none."""

@@ -44,7 +44,6 @@ class Piece(msgspec.Struct):
         finish_reason: Set in the last piece.
         token_ids: Ids of the tokens that arrived since the piece before; None if they were not asked for.
         prompt_logprobs: In the first piece, if asked for.
-        plain: It is known to be text and nothing else.
     """
 
     text: str = ""
@@ -52,13 +51,11 @@ class Piece(msgspec.Struct):
     finish_reason: FinishReason | None = None
     token_ids: list[int] | None = None
     prompt_logprobs: list[ScoredPromptToken] | None = None
-    plain: bool = False
 
     def append(self, piece: "Piece") -> None:
         """Add what comes after this piece."""
         self.text += piece.text
         self.finish_reason = piece.finish_reason
-        self.plain = self.plain and piece.plain
         self.tokens += piece.tokens
         if self.token_ids is None:
             self.token_ids = piece.token_ids
@@ -91,6 +88,12 @@ class OutputOptions(msgspec.Struct, frozen=True):
     echo: Echo | None = None
     only_echo: bool = False
 
+    @property
+    def only_text(self) -> bool:
+        """Whether nothing looks at single tokens: then outputs that wait together are decoded together."""
+        looks = self.stop or self.keep_ids or self.echo is not None or self.only_echo
+        return not looks and self.logprobs == NO_LOGPROBS
+
 
 class OutputText:
     """Turns the outputs of one sequence into pieces.
@@ -101,6 +104,9 @@ class OutputText:
     Args:
         text: Decodes.
         options: How.
+
+    Attributes:
+        only_text: Text and counts are all that is asked for.
     """
 
     def __init__(self, text: TextModel, options: OutputOptions) -> None:
@@ -115,9 +121,7 @@ class OutputText:
         if options.echo is not None:
             self._detokenizer.push(list(options.prompt_ids[-CONTEXT_TOKENS:]))
             self._echoed = options.echo.held
-        # Nothing of it looks at single tokens: then outputs that wait together are decoded together.
-        self._plain = self._ids is None and not options.stop and options.echo is None and not options.only_echo
-        self._plain = self._plain and options.logprobs == NO_LOGPROBS
+        self.only_text = options.only_text
         self._length = 0
         self.token_count = 0
         self.cached_tokens = 0
@@ -130,9 +134,9 @@ class OutputText:
         Raises:
             InternalRequestError: The sequence ended in a hand-over, which only a router may see.
         """
-        if self._plain and outputs and outputs[0].logprobs is None:
+        if self.only_text and outputs and outputs[0].logprobs is None:
             text = self._add_plain(outputs)
-            return Piece(text, finish_reason=self.finish_reason, plain=self.finish_reason is None)
+            return Piece(text, finish_reason=self.finish_reason)
         text = "".join([self._add(output) for output in outputs if self.finish_reason is None])
         if not text and self.finish_reason is None:
             return Piece()
@@ -142,6 +146,11 @@ class OutputText:
         self._ids = None if self._ids is None else []
         return piece
 
+    def push(self, token_ids: list[int]) -> str:
+        """The text that tokens in the middle of a sequence add, if text is all that is asked for."""
+        self.token_count += len(token_ids)
+        return self._detokenizer.push(token_ids)
+
     def _add_plain(self, outputs: Sequence[SequenceOutput]) -> str:
         """The text of `outputs` where text and counts are all that is asked for."""
         first, last = outputs[0], outputs[-1]
@@ -150,11 +159,11 @@ class OutputText:
         if first.cached_tokens is not None:
             self.cached_tokens = first.cached_tokens
         token_ids = unpack_tokens(last.token_ids if first is last else b"".join([one.token_ids for one in outputs]))
-        self.token_count += len(token_ids)
         if last.finish_reason is None:
-            return self._detokenizer.push(token_ids)
+            return self.push(token_ids)
         _refuse_handover(last)
         self.finish_reason = last.finish_reason
+        self.token_count += len(token_ids)
         if _ends_silently(last, token_ids, self._options):
             token_ids.pop()
         return self._detokenizer.push(token_ids) + self._detokenizer.finish()

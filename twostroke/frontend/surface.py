@@ -26,6 +26,13 @@ class AnswerWriter(Protocol):
         """The event of one piece of choice `index`, with the counts so far if there are any."""
         ...
 
+    def around_text(self) -> tuple[bytes, bytes] | None:
+        """What stands before and after the JSON text of choice 0 in the event of a piece that is text and no more.
+
+        None if text does not go out as it comes: it may be a tool call.
+        """
+        ...
+
     def usage(self, usage: Usage) -> bytes:
         """The event of the token counts."""
         ...
@@ -110,8 +117,9 @@ class Envelope:
         """The event that carries one encoded choice, and perhaps the counts so far."""
         return self._head + choice + (self._tail if usage is None else _counts(usage))
 
-    def around(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
-        """What stands around the text of each of a stream's plain chunks: `before` and `after` are the choice's own."""
+    def around_text(self, choice: bytes) -> tuple[bytes, bytes]:
+        """What stands around the text of each chunk that carries nothing else, given one encoded choice without any."""
+        before, after = choice.split(b'""')
         return self._head + before, after + self._tail
 
     def usage(self, usage: Usage) -> bytes:

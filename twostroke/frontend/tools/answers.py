@@ -44,6 +44,11 @@ class SpokenAnswers:
         self._tools = tools
         self._answers: dict[int, _SpokenAnswer] = {}
 
+    @property
+    def guarded(self) -> bool:
+        """Whether text may turn out to be a call, so that all of it must go through `add`."""
+        return self._tools is not None
+
     def add(self, index: int, text: str, finish_reason: FinishReason | None) -> Spoken:
         """What the next piece of choice `index` says; the last one, with a finish reason, also what was held back."""
         if self._tools is None:
