@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from kvtransfer.counters import DropReason, TransferCounters
 from kvtransfer.events import BlocksSafe, FetchEnded, TransferOutcome
 from kvtransfer.options import TransferTimeouts
+from kvtransfer.pauses import OwnPauses
 from kvtransfer.reservation import ReservationError, check_layout
 from twostroke.protocol.transfer import (
     Cancel,
@@ -157,6 +158,7 @@ class FetchBook:
         self._counters = counters
         self._peers: dict[PeerName, _Peer] = {}
         self._fetches: dict[int, Fetch] = {}
+        self._pauses = OwnPauses(timeouts.silence_s)
 
     @property
     def open_fetches(self) -> int:
@@ -243,7 +245,9 @@ class FetchBook:
     def tick(self, now: float) -> list[GenerationAction]:
         """Whatever is due by now."""
         actions: list[GenerationAction] = []
+        pause_s = self._pauses.look(now)
         for name, peer in list(self._peers.items()):
+            peer.heard = min(now, peer.heard + pause_s)  # nobody was asked for a sign of life meanwhile
             if now - peer.heard >= self._timeouts.silence_s:
                 reason = f"the context worker was silent for {self._timeouts.silence_s} s"
                 actions += self._lost(name, reason)

@@ -17,6 +17,7 @@ from kvtransfer.device import PASSED, StepFence
 from kvtransfer.events import LeaseEnded, TransferOutcome
 from kvtransfer.lease import Lease, LeaseState, Reader
 from kvtransfer.options import TransferLimits, TransferTimeouts
+from kvtransfer.pauses import OwnPauses
 from kvtransfer.reservation import (
     ContextTerms,
     Copies,
@@ -118,6 +119,7 @@ class LeaseBook:
         self._serving: dict[tuple[int, int], SequenceKey] = {}
         self._parked: dict[SequenceKey, _Parked] = {}
         self._heard: dict[int, float] = {}
+        self._pauses = OwnPauses(timeouts.silence_s)
         self._ended_leases: Tombstones[SequenceKey, StopReason] = Tombstones(limits.tombstones)
         self._ended_transfers: Tombstones[tuple[int, int], bool] = Tombstones(limits.tombstones)
 
@@ -197,6 +199,8 @@ class LeaseBook:
     def tick(self, now: float) -> list[ContextAction]:
         """Whatever is due by now."""
         actions: list[ContextAction] = []
+        if pause_s := self._pauses.look(now):
+            self._heard = {epoch: min(now, heard + pause_s) for epoch, heard in self._heard.items()}
         for lease in list(self._leases.values()):
             actions += self._overdue(lease, now)
         for key, parked in list(self._parked.items()):

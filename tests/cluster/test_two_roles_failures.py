@@ -15,6 +15,7 @@ from tests.support.two_roles import Frontend, TwoRoles, running_two_roles, wait_
 from twostroke.protocol.config import EngineConfig, KVCacheConfig, ModelConfig, TransferConfig
 from twostroke.protocol.errors import AbortedError, EngineDeadError, TransferError
 from twostroke.protocol.sampling import SamplingParams
+from twostroke.protocol.tokens import unpack_tokens
 from twostroke.protocol.worker import Role
 
 pytestmark = pytest.mark.cluster
@@ -113,12 +114,18 @@ async def test_a_frontend_that_vanishes_takes_its_requests_along(tmp_path: Path)
 async def test_sigterm_lets_both_workers_finish() -> None:
     """Terminated in the middle of a stream, both end with 0, and the stream is whole."""
     async with running_two_roles(ENGINE, generation_model=ModelConfig(path="slow=0.02")) as roles:
-        task = asyncio.create_task(roles.frontend.generate(PROMPT, 30))
-        await wait_for(lambda: roles.generation.load.running > 0)
+        key = roles.frontend.draw_key()
+        first = await roles.frontend.start_context(key, PROMPT, GREEDY).completion()
+        assert first.context_phase_params is not None
+        stream = roles.frontend.start_generation(key, PROMPT, GREEDY, first.context_phase_params)
+        begun = await asyncio.wait_for(stream.next_output(), 15)
+        assert begun is not None
         for worker in (roles.context, roles.generation):
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGTERM)
-        assert await asyncio.wait_for(task, 10) == expected_output(PROMPT, 30, 1000)
+        rest = await asyncio.wait_for(stream.completion(), 15)
+        token_ids = [*first.token_ids, *unpack_tokens(begun.token_ids), *rest.token_ids]
+        assert token_ids == expected_output(PROMPT, 40, 1000)
         for worker in (roles.context, roles.generation):
             await asyncio.wait_for(asyncio.wrap_future(worker.died), 10)
 

@@ -111,7 +111,7 @@ async def test_a_client_that_stalls_is_cut_off(
     executor.script = Script(steps=[(40,), (41,)], hold=1)
     connection = Connection(writable=True)
 
-    app = make_app(request_timeout_s=0.1)
+    app = make_app(request_timeout_s=0.5)  # the first token surely comes before
     answering = asyncio.create_task(app(connection.scope(), connection.receive, connection.send))
     await until(lambda: connection.written)
     connection.writable = connection.reads = False

@@ -3,6 +3,7 @@
 import asyncio
 
 import httpx
+from starlette.types import Message, Receive, Scope, Send
 
 from tests.frontend.conftest import MakeApp
 from tests.support.fake_executor import FakeExecutor, Script
@@ -13,19 +14,34 @@ BODY = {"prompt": "x", "stream": True}
 COMMENT = ": keep-alive\n\n"
 
 
-def client_of(make_app: MakeApp, keep_alive_s: float = 0.02) -> httpx.AsyncClient:
-    """A client of an application that comments often."""
-    transport = httpx.ASGITransport(make_app(keep_alive_s=keep_alive_s))
-    return httpx.AsyncClient(transport=transport, base_url="http://frontend")
+class Commented:
+    """An application that comments often, and its client.
+
+    Attributes:
+        comments: How many it has sent.
+    """
+
+    def __init__(self, make_app: MakeApp, keep_alive_s: float = 0.02) -> None:
+        self.comments = 0
+        self._app = make_app(keep_alive_s=keep_alive_s)
+        transport = httpx.ASGITransport(self._serve)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://frontend")
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def count(message: Message) -> None:
+            self.comments += message.get("body", b"").count(COMMENT.encode())
+            await send(message)
+
+        await self._app(scope, receive, count)
 
 
 async def test_a_long_prefill_is_commented(make_app: MakeApp, executor: FakeExecutor) -> None:
     """The comments come before the first event and change nothing of what follows."""
     executor.script = Script(steps=[(40,), (41,)], hold=0)
-    async with client_of(make_app) as client:
+    app = Commented(make_app)
+    async with app.client as client:
         answering = asyncio.create_task(client.post("/v1/completions", json=BODY))
-        await until(lambda: executor.running)
-        await asyncio.sleep(0.1)
+        await until(lambda: app.comments >= 2)
         executor.release()
         answer = await answering
     assert answer.status_code == 200
@@ -39,10 +55,10 @@ async def test_a_long_prefill_is_commented(make_app: MakeApp, executor: FakeExec
 async def test_a_silence_between_tokens_is_commented_too(make_app: MakeApp, executor: FakeExecutor) -> None:
     """A hand-over or a preemption may take as long as a prefill."""
     executor.script = Script(steps=[(40,), (41,)], hold=1)
-    async with client_of(make_app) as client:
+    app = Commented(make_app)
+    async with app.client as client:
         answering = asyncio.create_task(client.post("/v1/completions", json=BODY))
-        await until(lambda: executor.running)
-        await asyncio.sleep(0.1)
+        await until(lambda: app.comments >= 2)
         executor.release()
         answer = await answering
     first, *_, last = answer.text.replace("\n\n", "\n\n\0").split("\0")[:-1]
@@ -54,10 +70,10 @@ async def test_a_silence_between_tokens_is_commented_too(make_app: MakeApp, exec
 async def test_a_failure_after_a_comment_is_an_event(make_app: MakeApp, executor: FakeExecutor) -> None:
     """The comment has sent the status already."""
     executor.script = Script(steps=[(40,)], hold=0)
-    async with client_of(make_app) as client:
+    app = Commented(make_app)
+    async with app.client as client:
         answering = asyncio.create_task(client.post("/v1/completions", json=BODY))
-        await until(lambda: executor.running)
-        await asyncio.sleep(0.1)
+        await until(lambda: app.comments >= 2)
         executor.fail(executor.calls.requests[0].key, TransferError("the cache could not be moved"))
         answer = await answering
     assert answer.status_code == 200
@@ -67,10 +83,10 @@ async def test_a_failure_after_a_comment_is_an_event(make_app: MakeApp, executor
 
 async def test_a_stream_that_flows_has_no_comment(make_app: MakeApp, executor: FakeExecutor) -> None:
     """Nor has an answer that is not streamed, however long it takes."""
-    executor.script = Script(steps=[(40,)] * 10, pause_s=0.01)
-    async with client_of(make_app, keep_alive_s=0.09) as client:
+    executor.script = Script(steps=[(40,)] * 15, pause_s=0.08)
+    async with Commented(make_app, keep_alive_s=1.0).client as client:
         streamed = await client.post("/v1/completions", json=BODY)
-    async with client_of(make_app) as client:
+    async with Commented(make_app).client as client:
         whole = await client.post("/v1/completions", json={**BODY, "stream": False})
     assert COMMENT not in streamed.text
     assert whole.json()["choices"][0]["finish_reason"] == "stop"

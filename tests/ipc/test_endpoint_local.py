@@ -6,7 +6,7 @@ import pytest
 import zmq
 
 from tests.support.endpoint_bench import LIMITS, Bench, endpoint_bench, output
-from tests.support.scripted_worker import make_request
+from tests.support.scripted_worker import describe, make_request
 from tests.support.worker_thread import launch_spec
 from twostroke.ipc.codec import request_codec
 from twostroke.ipc.drops import DropCounters, DropReason
@@ -23,7 +23,7 @@ from twostroke.protocol.requests import (
     WorkerBound,
 )
 from twostroke.protocol.responses import FrontendBound, ResponseBatch
-from twostroke.protocol.worker import Heartbeat, InitProgress, WorkerLoad, WorkerStopping
+from twostroke.protocol.worker import Heartbeat, InitProgress, WorkerLoad, WorkerReady, WorkerStopping
 
 
 @pytest.fixture
@@ -146,4 +146,13 @@ def test_a_launcher_that_does_not_acknowledge_is_noticed() -> None:
         assert endpoint.address == ""
         with pytest.raises(ProtocolError, match=r"did not acknowledge InitProgress within 0\.1 s"):
             endpoint.report(InitProgress(spec.epoch, "loading"))
+        endpoint.close()
+
+
+def test_a_worker_without_a_reader_of_its_results_is_not_ready() -> None:
+    """Whoever hears that it is ready may ask at once, and the answer must have somebody to go to."""
+    with launch_spec(secret=None) as spec:
+        endpoint = WorkerEndpoint(spec, EndpointOptions(ack_s=0.1))
+        with pytest.raises(ProtocolError, match=r"did not connect to the result queue within 0\.1 s"):
+            endpoint.report(WorkerReady(spec.epoch, describe(spec, endpoint.address)))
         endpoint.close()

@@ -110,6 +110,14 @@ def test_silence_is_no_proof() -> None:
     assert book.quarantined == 0
 
 
+def test_a_pause_of_our_own_is_no_silence_of_the_peer() -> None:
+    """Nothing was asked meanwhile; from its end on the peer has its time again."""
+    book = opened()
+    for now in (0.5, 1.0, 7.0, 9.0, 10.9):
+        assert ends(book.tick(now)) == []
+    assert ends(book.tick(11.0)) == [(1, TransferOutcome.FAILED, False)]
+
+
 def test_without_proof_the_quarantine_stays_until_the_writer_speaks_or_exits() -> None:
     """Shared memory: a closed inlet does not stop the writer."""
     book = opened(1, 2)
@@ -124,8 +132,10 @@ def test_a_pong_in_time_keeps_the_peer_alive() -> None:
     """Pings go out each second while a fetch is open."""
     book = opened()
     assert book.tick(1.0) == [Send(PEER, Ping(EPOCH))]
+    book.tick(3.0)
     book.receive(PEER, Pong(THEIRS), 4.0)
-    assert ends(book.tick(8.9)) == []
+    for now in (5.0, 7.0, 8.9):
+        assert ends(book.tick(now)) == []
     assert ends(book.tick(9.0)) == [(1, TransferOutcome.FAILED, False)]
 
 

@@ -184,6 +184,15 @@ def test_a_silent_reader_is_given_up() -> None:
     assert book.tick(9.0) == [StopWriting(KEY)]
 
 
+def test_a_pause_of_our_own_is_no_silence_of_the_reader() -> None:
+    """Its pings may not have been read yet, or its host paused too."""
+    book = Book()
+    serving(book)
+    for now in (0.5, 1.0, 7.0, 9.0, 10.9):
+        assert book.tick(now) == []
+    assert book.tick(11.0) == [StopWriting(KEY)]
+
+
 def test_cancel_before_its_reservation_keeps_the_reservation_out() -> None:
     """Whatever arrives later under that name is dropped."""
     book = Book()

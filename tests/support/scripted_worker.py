@@ -93,7 +93,12 @@ class _Running:
 
 
 class ScriptedWorker:
-    """Serves an endpoint until told to stop. `run` belongs to one thread; the counts are read by tests."""
+    """Serves an endpoint until told to stop. `run` belongs to one thread; the counts are read by tests.
+
+    Attributes:
+        frozen: Set by a test to make `run` leave the endpoint alone.
+        parked: Whether it does.
+    """
 
     def __init__(self, spec: LaunchSpec, options: EndpointOptions | None = None) -> None:
         self.spec = spec
@@ -105,6 +110,7 @@ class ScriptedWorker:
         self.draining = False
         self.submitted = 0
         self.frozen = threading.Event()
+        self.parked = threading.Event()
         self._stop = threading.Event()
         self._beat_at = 0.0
 
@@ -118,8 +124,10 @@ class ScriptedWorker:
         self.endpoint.describe(describe(self.spec, self.address))
         while not self._stop.is_set():
             if self.frozen.is_set():
+                self.parked.set()
                 time.sleep(0.01)
                 continue
+            self.parked.clear()
             for event in self.endpoint.poll(STEP_S if self.running else 0.05):
                 self._handle(event)
             self._heartbeat()

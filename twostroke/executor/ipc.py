@@ -286,16 +286,18 @@ class IpcExecutor(GenerationExecutor):
     # --- the response thread ---
 
     def _run(self) -> None:
+        # Connected before the world starts: it says that it is ready when its results have somebody to go to.
+        receiver = ResultReceiver(self._context, self._spec, self._options.limits, self.drops)
         try:
             process, description = self._launcher.launch()
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits for readiness
+            receiver.close()
             self._fail(EngineDeadError(str(error)))
             self.ready.set_exception(error)
             return
         self._process = process
         self._heard_at = time.monotonic()
         self.ready.set_result(description)
-        receiver = ResultReceiver(self._context, self._spec, self._options.limits, self.drops)
         try:
             self._fail(self._serve(process, receiver))
         except Exception as error:

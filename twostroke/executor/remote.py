@@ -1,6 +1,6 @@
 """`RemoteExecutor`: one attachment to one epoch of a worker that runs elsewhere.
 
-    connecting --connected: Attach is sent--> attaching --Attached--> attached
+    connecting --Attach waits for the connection--> attaching --Attached--> attached
     any --AttachRefused | connection lost | silence | WorkerStopping--> dead    (everything pending fails; `on_dead`)
     any --shutdown--> dead    (aborts its requests and leaves; the worker goes on)
 

@@ -23,7 +23,6 @@ from twostroke.ipc.sockets import (
     open_socket,
     try_receive,
     try_send,
-    watch_connections,
 )
 from twostroke.protocol.errors import EngineDeadError, ProtocolError
 from twostroke.protocol.requests import RequestEnvelope, WorkerBound
@@ -33,6 +32,9 @@ LEAVING_LINGER_MS = 500
 """How long a frontend that leaves may still take to get its last aborts out."""
 
 _IDENTITY_BYTES = 16
+_NEVER_MS = 24 * 3600 * 1000
+"""To the next try to connect. With `IMMEDIATE`, or with -1 here, ZMQ drops what has arrived and was not read when it
+notices that the connection is lost: the last tokens of a worker that ended in order."""
 _NO_MESSAGE = b""  # does not decode: a message has one frame
 _FAILURES = {
     zmq.EVENT_DISCONNECTED: "the connection was lost",
@@ -62,9 +64,7 @@ class AttachClient:
         self._codec, self._result_codec = request_codec(), result_codec()
         self._socket = open_socket(context, zmq.DEALER, limits)
         self._socket.setsockopt(zmq.IDENTITY, secrets.token_bytes(_IDENTITY_BYTES))
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        watch_connections(self._socket)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         secure_client(self._socket, secret)
         self._monitor = self._socket.get_monitor_socket(sum(_FAILURES))
         self._failure: str | None = None
@@ -92,7 +92,7 @@ class AttachClient:
         return self._codec.encode(RequestEnvelope(epoch, body))
 
     def send_bundle(self, payloads: Sequence[bytes]) -> bool:
-        """Queue 1 to `MAX_BUNDLE` encoded messages; False, and none is, if not connected or if the queue is full."""
+        """Queue 1 to `MAX_BUNDLE` encoded messages, for a connection too; False, and none is, if the queue is full."""
         return try_send(self._socket, payloads)
 
     def send(self, epoch: int, body: WorkerBound) -> bool:

@@ -22,7 +22,6 @@ from twostroke.ipc.sockets import (
     open_socket,
     try_receive,
     try_send,
-    watch_connections,
 )
 from twostroke.protocol.errors import ConfigError, ProtocolError
 from twostroke.protocol.requests import (
@@ -103,7 +102,6 @@ class AttachPort:
         self._lost: deque[FrontendLost] = deque()
         self.socket = open_socket(context, zmq.ROUTER, limits)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        watch_connections(self.socket)
         secure_server(self.socket, secret)
         try:
             self.socket.bind(bind)
@@ -203,6 +201,10 @@ class AttachPort:
         if self._attachments.forget(frontend_id):
             log.warning("frontend lost", frontend_id=frontend_id, reason=why)
             self._lost.append(FrontendLost(frontend_id))
+
+    def excuse(self, pause_s: float, now: float) -> None:
+        """The worker itself paused: see `Attachments.excuse`."""
+        self._attachments.excuse(pause_s, now)
 
     def lose_silent(self, now: float) -> None:
         """Forget the frontends that fell silent."""

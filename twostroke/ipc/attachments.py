@@ -87,6 +87,11 @@ class Attachments:
         limit = now - self._silent_after_s
         return [entry.frontend_id for entry in self._by_frontend.values() if entry.heard_at < limit]
 
+    def excuse(self, pause_s: float, now: float) -> None:
+        """Nobody was listened to for `pause_s` until `now`, which counts as nobody's silence."""
+        for entry in self._by_frontend.values():
+            entry.heard_at = min(now, entry.heard_at + pause_s)
+
     def frontends(self) -> list[int]:
         """All attached frontends."""
         return list(self._by_frontend)

@@ -24,9 +24,10 @@ from twostroke.ipc.drops import DropCounters
 from twostroke.ipc.launch import LaunchSpec
 from twostroke.ipc.local_port import InitStatusPort, LocalPort
 from twostroke.ipc.sockets import QueueLimits, Wake
+from twostroke.protocol.errors import ProtocolError
 from twostroke.protocol.ids import LAUNCHING_FRONTEND
 from twostroke.protocol.responses import FrontendBound, ResponseBatch
-from twostroke.protocol.worker import InitStatus, WorkerDescription, WorkerStopping
+from twostroke.protocol.worker import InitStatus, WorkerDescription, WorkerReady, WorkerStopping
 
 __all__ = ["EndpointOptions", "Event", "FrontendLost", "Inbound", "WorkerEndpoint"]
 
@@ -116,9 +117,14 @@ class WorkerEndpoint:
     def report(self, status: InitStatus) -> None:
         """Tell the launcher how the start goes, and wait for its acknowledgement.
 
+        Who is told that this worker is ready may send a request at once, whose answer must find the result queue
+        connected: a queue without a reader takes nothing.
+
         Raises:
-            ProtocolError: It did not acknowledge in time.
+            ProtocolError: It did not acknowledge in time, or does not read the results.
         """
+        if isinstance(status, WorkerReady) and not self._local.await_reader(self._options.ack_s):
+            raise ProtocolError(f"the launcher did not connect to the result queue within {self._options.ack_s} s")
         self._init.report(status, self._options.ack_s)
 
     def describe(self, description: WorkerDescription) -> None:
@@ -141,8 +147,10 @@ class WorkerEndpoint:
             if not emptied:
                 remote, emptied = self._attach_port.receive(self._options.burst, now)
                 events += remote
-            # After a pause of our own (or with messages left unread) beats may lie unread: nobody is silent yet.
-            if emptied and now - self._polled_at < self._options.silent_after_s / 2:
+            pause_s = now - self._polled_at
+            if pause_s >= self._options.silent_after_s / 2:  # of our own, or of the host: beats may still be under way
+                self._attach_port.excuse(pause_s, now)
+            if emptied:  # else beats may lie unread: nobody is silent yet
                 self._attach_port.lose_silent(now)
             events += self._attach_port.take_lost()
         self._polled_at = now

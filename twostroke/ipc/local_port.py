@@ -60,6 +60,10 @@ class LocalPort:
             raise SealError(reason or DropReason.FORBIDDEN)
         return body
 
+    def await_reader(self, timeout_s: float) -> bool:
+        """Wait until the launching frontend is connected to the result queue; False if it is not in time."""
+        return bool(self._results.poll(int(timeout_s * 1000), zmq.POLLOUT))
+
     def send(self, payload: bytes) -> bool:
         """Queue an encoded message for the launching frontend; False if it does not read."""
         return try_send(self._results, self._sealer.seal(payload))

@@ -1,0 +1,20 @@
+"""Pauses of our own: a stopped process or host hears nobody, which makes nobody else silent."""
+
+import math
+
+
+class OwnPauses:
+    """Tells of the time in which the transfer thread did not run.
+
+    Args:
+        silence_s: A peer unheard for so long is taken for dead; half of it between two looks is a pause.
+    """
+
+    def __init__(self, silence_s: float) -> None:
+        self._longest_s = silence_s / 2
+        self._looked = math.inf
+
+    def look(self, now: float) -> float:
+        """Seconds of the pause that has just ended; 0 if there was none."""
+        gap_s, self._looked = now - self._looked, now
+        return gap_s if gap_s > self._longest_s else 0.0
