@@ -50,10 +50,12 @@ from twostroke.protocol.errors import (
 from twostroke.protocol.ids import SequenceKey
 from twostroke.protocol.requests import GenerationRequest, Phase
 from twostroke.protocol.responses import FinishReason, SequenceOutput
-from twostroke.protocol.tokens import token_count
+from twostroke.protocol.tokens import TOKEN_BYTES, token_count
 
 _RETRIED = (EngineDeadError, OverloadedError, AbortedError)
 """What another worker may do better. An abort that nobody asked for: the worker had lost this router."""
+
+_GENERATION = LedgerPhase.GENERATION  # asked for with every token: looking up an enum's member is slow
 
 _log = structlog.get_logger(__name__)
 
@@ -159,17 +161,21 @@ class RequestLife:
     def leg_output(self, leg: Leg, output: SequenceOutput) -> None:
         """See `LegOwner`. Runs for every token: no tasks, no copies."""
         sequence = self._only or self.sequences[leg.key.index]
+        offsets = sequence.offsets
+        if (
+            output.offset == offsets.expected and output.finish_reason is None and sequence.phase is _GENERATION
+        ):  # nearly all of them: what follows would come to the same
+            offsets.expected += len(output.token_ids) // TOKEN_BYTES
+            sequence.client.feed(output)
+            return
         try:
-            fresh = sequence.offsets.accept(output)
+            fresh = offsets.accept(output)
         except InternalRequestError as error:
             self._end(LedgerPhase.FAILED, error)
             return
         if not fresh:
             if output.final:
                 self._broken(leg, f"its last message repeats token {output.offset}")
-            return
-        if sequence.phase is LedgerPhase.GENERATION and output.finish_reason is None:
-            sequence.client.feed(output)
             return
         if leg.phase is Phase.CONTEXT_ONLY:
             self._context_output(sequence, leg, output)

@@ -81,10 +81,16 @@ class OffsetCheck:
             self.expected += len(output.token_ids) // TOKEN_BYTES
             return True
         if output.offset > self.expected:
-            raise InternalRequestError(
-                f"sequence {output.key}: tokens {self.expected} to {output.offset - 1} were lost on the way"
-            )
+            raise _lost(output, self.expected)
         return False
+
+
+def _only_tokens(output: SequenceOutput) -> bool:
+    return output.finish_reason is None and output.logprobs is None and output.cached_tokens is None
+
+
+def _lost(output: SequenceOutput, expected: int) -> InternalRequestError:
+    return InternalRequestError(f"sequence {output.key}: tokens {expected} to {output.offset - 1} were lost on the way")
 
 
 class GenerationResult:
@@ -97,7 +103,7 @@ class GenerationResult:
     def __init__(self, request: GenerationRequest, abort: Callable[[], None]) -> None:
         self.request = request
         self._abort = abort
-        self._offsets = OffsetCheck(token_count(request.generated_ids))
+        self._expected = token_count(request.generated_ids)  # offset of the next token
         self._outputs: deque[SequenceOutput] = deque()
         self._lock = threading.RLock()
         self._changed: threading.Condition | None = None  # there once a thread has blocked
@@ -129,19 +135,18 @@ class GenerationResult:
             if output.error is not None:
                 self._end(from_info(output.error))
                 return
-            try:
-                fresh = self._offsets.accept(output)
-            except InternalRequestError as error:
-                self._end(error)
-            else:
-                if fresh:
-                    if self.began_s is None:
-                        self.began_s = time.monotonic()
-                    self._outputs.append(output)
-                    self._finished = output.finish_reason is not None
-                    if self._changed is not None:
-                        self._changed.notify_all()
+            if output.offset == self._expected:
+                self._expected += len(output.token_ids) // TOKEN_BYTES
+                if self.began_s is None:
+                    self.began_s = time.monotonic()
+                self._outputs.append(output)
+                self._finished = output.finish_reason is not None
+                if self._changed is not None:
+                    self._changed.notify_all()
                 return
+            if output.offset < self._expected:
+                return
+            self._end(_lost(output, self._expected))
         self._abort()
 
     def fail(self, error: TwostrokeError) -> None:
@@ -247,14 +252,13 @@ class GenerationResult:
             b"" if nothing waits, or if anything is to be told besides tokens, an end or a failure say: then all of it
             goes on waiting for `take_waiting`.
         """
+        outputs = self._outputs
+        if len(outputs) == 1 and self._error is None and _only_tokens(outputs[0]):
+            return outputs.popleft().token_ids  # only this reader takes any, so that it needs no lock for one
         with self._lock:
-            outputs = self._outputs
-            if self._finished or self._error is not None:
+            if self._error is not None or not all(map(_only_tokens, outputs)):
                 return b""
-            for output in outputs:
-                if output.logprobs is not None or output.cached_tokens is not None:
-                    return b""
-            tokens = outputs[0].token_ids if len(outputs) == 1 else b"".join([output.token_ids for output in outputs])
+            tokens = b"".join([output.token_ids for output in outputs])
             outputs.clear()
         return tokens
 

@@ -83,6 +83,9 @@ class State(enum.Enum):
     LEFT = "left"
 
 
+_STREAMING = State.STREAMING  # looking up an enum's member takes as long as all else that is asked for each token
+
+
 class Exchange:
     """Reads one request and writes one answer."""
 
@@ -180,7 +183,7 @@ class Exchange:
     def writable(self) -> bool:
         """Whether `write_event` may be called: the stream has begun, and the server takes bytes at once."""
         direct = self._direct
-        if direct is None or self._writing or self._comment is not None or self.state is not State.STREAMING:
+        if direct is None or self._writing or self._comment is not None or self.state is not _STREAMING:
             return False
         return direct.writable
 

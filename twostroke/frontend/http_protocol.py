@@ -32,14 +32,23 @@ class _DirectConnection:
 
     Args:
         cycle: The response. It stays uvicorn's: what is written here is noted there.
+
+    Attributes:
+        writable: See `DirectConnection`; asked for with every token, so `see` notes it.
     """
 
-    __slots__ = ("_chunked", "_cycle", "_on_left")
+    __slots__ = ("_chunked", "_cycle", "_on_left", "writable")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
         self._chunked = True
         self._on_left: Callable[[], None] | None = None
+        self.see()
+
+    def see(self) -> None:
+        """See whether bytes are taken, after anything that may have changed it."""
+        cycle = self._cycle
+        self.writable = not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
 
     @property
     def complete(self) -> bool:
@@ -68,15 +77,10 @@ class _DirectConnection:
         if not self.complete:
             self._cycle.disconnected = True
             self._cycle.message_event.set()
+            self.see()
         on_left, self._on_left = self._on_left, None
         if on_left is not None:
             on_left()
-
-    @property
-    def writable(self) -> bool:
-        """See `DirectConnection`."""
-        cycle = self._cycle
-        return not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
 
     async def drain(self) -> bool:
         """See `DirectConnection`."""
@@ -110,6 +114,7 @@ class _DirectConnection:
         """See `DirectConnection`."""
         self._cycle.disconnected = True  # uvicorn would notice in the next turn, and complain of the answer before
         self._cycle.transport.abort()
+        self.see()
 
     def _head(self, status: int, headers: Headers) -> bytes:
         cycle = self._cycle
@@ -122,6 +127,7 @@ class _DirectConnection:
     def _complete(self) -> None:
         cycle = self._cycle
         cycle.response_complete = True
+        self.see()
         cycle.message_event.set()
         if not cycle.keep_alive:
             cycle.transport.close()
@@ -175,6 +181,20 @@ class HttpProtocol(HttpToolsProtocol):
         """
         if self._idle_since_s is not None and now_s - self._idle_since_s >= self.timeout_keep_alive:
             self.timeout_keep_alive_handler()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than it is written to."""
+        super().pause_writing()
+        self._see_directs()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        super().resume_writing()
+        self._see_directs()
+
+    def _see_directs(self) -> None:
+        for direct in self._directs:
+            direct.see()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is waited for any more."""

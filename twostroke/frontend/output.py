@@ -106,11 +106,13 @@ class OutputText:
         options: How.
 
     Attributes:
-        only_text: Text and counts are all that is asked for.
+        only_text: Text and counts are all that is asked for. Then `ShortWay` may decode and count in its place.
+        detokenizer: Decodes.
+        token_count: Tokens so far.
     """
 
     def __init__(self, text: TextModel, options: OutputOptions) -> None:
-        self._detokenizer = text.detokenizer()
+        self.detokenizer = text.detokenizer()
         self._options = options
         self._stops = StopStrings(options.stop, include=options.include_stop)
         self._scored: list[ScoredToken] = []
@@ -119,7 +121,7 @@ class OutputText:
         self._echo = options.echo
         self._echoed = 0  # characters of the prompt that the detokenizer still gives
         if options.echo is not None:
-            self._detokenizer.push(list(options.prompt_ids[-CONTEXT_TOKENS:]))
+            self.detokenizer.push(list(options.prompt_ids[-CONTEXT_TOKENS:]))
             self._echoed = options.echo.held
         self.only_text = options.only_text
         self._length = 0
@@ -146,11 +148,6 @@ class OutputText:
         self._ids = None if self._ids is None else []
         return piece
 
-    def push(self, token_ids: list[int]) -> str:
-        """The text that tokens in the middle of a sequence add, if text is all that is asked for."""
-        self.token_count += len(token_ids)
-        return self._detokenizer.push(token_ids)
-
     def _add_plain(self, outputs: Sequence[SequenceOutput]) -> str:
         """The text of `outputs` where text and counts are all that is asked for."""
         first, last = outputs[0], outputs[-1]
@@ -159,14 +156,14 @@ class OutputText:
         if first.cached_tokens is not None:
             self.cached_tokens = first.cached_tokens
         token_ids = unpack_tokens(last.token_ids if first is last else b"".join([one.token_ids for one in outputs]))
+        self.token_count += len(token_ids)
         if last.finish_reason is None:
-            return self.push(token_ids)
+            return self.detokenizer.push(token_ids)
         _refuse_handover(last)
         self.finish_reason = last.finish_reason
-        self.token_count += len(token_ids)
         if _ends_silently(last, token_ids, self._options):
             token_ids.pop()
-        return self._detokenizer.push(token_ids) + self._detokenizer.finish()
+        return self.detokenizer.push(token_ids) + self.detokenizer.finish()
 
     def _add(self, output: SequenceOutput) -> str:
         _refuse_handover(output)
@@ -211,7 +208,7 @@ class OutputText:
             if self._ids is not None:
                 self._ids += new
             audible = new[:-1] if silent_last and start + step >= len(token_ids) else new
-            text += self._watch(self._unechoed(self._detokenizer.push(audible)))
+            text += self._watch(self._unechoed(self.detokenizer.push(audible)))
             if self.finish_reason is not None:
                 break
         return text
@@ -235,7 +232,7 @@ class OutputText:
 
     def _finish(self) -> str:
         """What was held back; the very last characters may still complete a stop string."""
-        text = self._watch(self._unechoed(self._detokenizer.finish()))
+        text = self._watch(self._unechoed(self.detokenizer.finish()))
         return text if self.stopped_by_string else text + self._stops.finish()
 
     def _score(self, token_ids: list[int], start: int, logprobs: tuple[TokenLogprobs, ...] | None) -> None:

@@ -42,6 +42,7 @@ class ShortWay:
     ) -> None:
         self._result = result
         self._output = output
+        self._decode = output.detokenizer.push
         self._timer = timer
         self._exchange = exchange
         self._before, self._after = around
@@ -55,7 +56,8 @@ class ShortWay:
             return False
         token_ids = unpack_tokens(buffer)
         self._timer.tokens(len(token_ids), None)
-        text = self._output.push(token_ids)
+        self._output.token_count += len(token_ids)
+        text = self._decode(token_ids)
         if text:
             self._exchange.write_event(self._before + _ENCODER.encode(text) + self._after)
         return True
