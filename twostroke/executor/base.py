@@ -41,7 +41,7 @@ class ResultSink(Protocol):
         ...
 
     def wake(self) -> None:
-        """Let waiters see what was fed. Called once a batch, on the thread of `loop`."""
+        """Let waiters see what was fed. Called after a batch, once or more, on the thread of `loop`."""
         ...
 
 

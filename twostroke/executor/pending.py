@@ -140,26 +140,25 @@ class PendingResults:
 
 
 def _wake(sinks: Iterable[ResultSink]) -> None:
-    """Wake each sink once, with one call into each loop that somebody awaits on."""
+    """Wake all sinks, with one call into each other loop that somebody awaits on."""
     try:
         current = asyncio.get_running_loop()
     except RuntimeError:
         current = None
-    here: list[ResultSink] = []
-    elsewhere: dict[asyncio.AbstractEventLoop, list[ResultSink]] = {}
-    for sink in dict.fromkeys(sinks):
+    elsewhere: dict[asyncio.AbstractEventLoop, dict[ResultSink, None]] = {}
+    for sink in sinks:
         loop = sink.loop
+        if loop is None:
+            continue
         if loop is current:
-            here.append(sink)
-        elif loop is not None:
-            elsewhere.setdefault(loop, []).append(sink)
+            sink.wake()
+        else:
+            elsewhere.setdefault(loop, {})[sink] = None
     for loop, woken in elsewhere.items():
         try:
             loop.call_soon_threadsafe(_wake_all, woken)
         except RuntimeError:
             log.debug("a reader's loop is closed", readers=len(woken))
-    if current is not None:
-        _wake_all(here)
 
 
 def _wake_all(sinks: Iterable[ResultSink]) -> None:

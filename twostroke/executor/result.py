@@ -253,8 +253,11 @@ class GenerationResult:
             goes on waiting for `take_waiting`.
         """
         outputs = self._outputs
-        if len(outputs) == 1 and self._error is None and _only_tokens(outputs[0]):
-            return outputs.popleft().token_ids  # only this reader takes any, so that it needs no lock for one
+        if len(outputs) == 1 and self._error is None:  # nearly always
+            output = outputs[0]
+            if output.finish_reason is None and output.logprobs is None and output.cached_tokens is None:
+                return outputs.popleft().token_ids  # nobody but this reader takes any, so that one needs no lock
+            return b""
         with self._lock:
             if self._error is not None or not all(map(_only_tokens, outputs)):
                 return b""
