@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from kvtransfer.counters import DropReason, TransferCounters
 from kvtransfer.events import BlocksSafe, FetchEnded, TransferOutcome
 from kvtransfer.options import TransferTimeouts
-from kvtransfer.pauses import OwnPauses
 from kvtransfer.reservation import ReservationError, check_layout
+from twostroke.ipc.pauses import OwnPauses
 from twostroke.protocol.transfer import (
     Cancel,
     Done,

@@ -17,7 +17,6 @@ from kvtransfer.device import PASSED, StepFence
 from kvtransfer.events import LeaseEnded, TransferOutcome
 from kvtransfer.lease import Lease, LeaseState, Reader
 from kvtransfer.options import TransferLimits, TransferTimeouts
-from kvtransfer.pauses import OwnPauses
 from kvtransfer.reservation import (
     ContextTerms,
     Copies,
@@ -27,6 +26,7 @@ from kvtransfer.reservation import (
     check_reservation,
 )
 from kvtransfer.tombstones import Tombstones
+from twostroke.ipc.pauses import OwnPauses
 from twostroke.protocol.durations import HandoverPart
 from twostroke.protocol.errors import ProtocolError
 from twostroke.protocol.ids import SequenceKey

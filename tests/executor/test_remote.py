@@ -246,13 +246,17 @@ async def test_a_silent_worker_is_dead() -> None:
 
 
 async def test_a_pause_of_the_loop_is_no_silence_of_the_worker() -> None:
-    """A blocked loop finds the heartbeats that came meanwhile."""
+    """A blocked loop finds the heartbeats that came meanwhile; if the host paused, they come only after it."""
     with worker_thread() as worker:
-        executor = await attach(worker, dead_after_s=0.6)
+        executor = await attach(worker, dead_after_s=1.6)
         await until(lambda: executor.silence_s < 0.2)
-        threading.Event().wait(0.8)  # blocks the loop on purpose
-        await asyncio.sleep(0.05)
+        worker.frozen.set()
+        await until(worker.parked.is_set)
+        threading.Event().wait(2.0)  # blocks the loop on purpose
+        await asyncio.sleep(0.6)  # two looks
         assert executor.check_health().state is HealthState.READY
+        worker.frozen.clear()
+        await until(lambda: executor.silence_s < 0.2)
         executor.shutdown()
 
 

@@ -31,6 +31,7 @@ from twostroke.ipc.codec import request_codec
 from twostroke.ipc.drops import DropCounters, DropReason
 from twostroke.ipc.launch import LaunchSpec
 from twostroke.ipc.local_client import ResultReceiver
+from twostroke.ipc.pauses import OwnPauses
 from twostroke.protocol.config import EngineConfig, ModelConfig
 from twostroke.protocol.errors import EngineDeadError, OverloadedError, TwostrokeError
 from twostroke.protocol.ids import LAUNCHING_FRONTEND, ClientIds, frontend_of
@@ -314,8 +315,8 @@ class IpcExecutor(GenerationExecutor):
         poller = zmq.Poller()
         poller.register(receiver.socket, zmq.POLLIN)
         poller.register(process.pidfd, zmq.POLLIN)
+        pauses = OwnPauses(self._options.dead_after_s)
         while True:
-            polled_at = time.monotonic()
             ended = process.pidfd in dict(poller.poll(_POLL_MS))
             if ended:
                 while receiver.socket.poll(_LAST_RESULTS_MS):
@@ -325,9 +326,9 @@ class IpcExecutor(GenerationExecutor):
             stopped = self._receive(receiver)
             if stopped is not None and not self._stopping.is_set():
                 return EngineDeadError(f"the worker stopped: {stopped}")
-            # After a pause of our own the worker's heartbeats may lie unread: it is not silent yet.
-            paused = time.monotonic() - polled_at > self._options.dead_after_s / 2
-            if self.silence_s > self._options.dead_after_s and not paused:
+            now = time.monotonic()
+            self._heard_at = min(now, self._heard_at + pauses.look(now))
+            if self.silence_s > self._options.dead_after_s:
                 process.kill()
                 return EngineDeadError(f"the worker, pid {process.pid}, was silent for {self.silence_s:.1f} s")
 

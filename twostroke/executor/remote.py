@@ -20,9 +20,10 @@ import zmq
 
 from twostroke.executor.base import GenerationExecutor, Health, HealthState, ResultSink, ServedModel
 from twostroke.executor.pending import PendingResults
+from twostroke.executor.turn_outbox import TurnOutbox
 from twostroke.ipc.attach_client import LEAVING_LINGER_MS, AttachClient
-from twostroke.ipc.codec import MAX_BUNDLE
 from twostroke.ipc.drops import DropCounters, DropReason
+from twostroke.ipc.pauses import OwnPauses
 from twostroke.ipc.sockets import QueueLimits
 from twostroke.protocol.errors import EngineDeadError, OverloadedError
 from twostroke.protocol.ids import ClientIds, frontend_of
@@ -33,7 +34,6 @@ from twostroke.protocol.requests import (
     Detach,
     FrontendBeat,
     GenerationRequest,
-    WorkerBound,
 )
 from twostroke.protocol.responses import FrontendBound, ResponseBatch, SequenceOutput
 from twostroke.protocol.worker import Attached, AttachRefused, Heartbeat, WorkerDescription, WorkerLoad, WorkerStopping
@@ -104,18 +104,18 @@ class RemoteExecutor(GenerationExecutor):
         self.load = WorkerLoad()
         self.step_age_s = 0.0
         self._pending = PendingResults()
-        self._outbox: list[bytes] = []
-        self._flush_scheduled = False
         self._attached: Attached | None = None
         self._state = _State.CONNECTING
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._attaching: asyncio.Future[Attached] = self._loop.create_future()
         self._client = AttachClient(zmq.Context.instance(), address, secret, options.limits, self.drops)
+        self._outbox = TurnOutbox(self._loop, self._client.send_bundle, self._flush_turn)
         self._descriptors = self._client.descriptors()
         for descriptor, turn in zip(self._descriptors, (self._turn, self._connection_turn), strict=True):
             self._loop.add_reader(descriptor, turn)
-        self._heard_at = self._beat_at = self._tick_at = self._loop.time()
+        self._heard_at = self._beat_at = self._loop.time()
+        self._pauses = OwnPauses(options.dead_after_s)
         self._tick_timer = self._loop.call_soon(self._tick)
         self._turn_scheduled = False
 
@@ -195,12 +195,11 @@ class RemoteExecutor(GenerationExecutor):
         self._pending.submit(dict(zip(request.keys, sinks, strict=True)), lambda: self._send_request(request))
 
     def _send_request(self, request: GenerationRequest) -> None:
-        stuck = self._outbox and not self._flush_scheduled
-        if stuck and not self._flush():
+        if self._outbox.stuck and not self._outbox.flush():
             raise OverloadedError(f"the queue to worker {self._address} is full; try again later")
         if len(self._outbox) >= self._options.limits.messages:
             raise OverloadedError(f"{len(self._outbox)} messages wait for worker {self._address}; try again later")
-        self._post(request)
+        self._outbox.post(self._client.encode(self.epoch, request))
 
     def abort_request(self, client_id: int, index: int | None = None) -> None:
         """See `GenerationExecutor`; on the loop's thread."""
@@ -208,37 +207,18 @@ class RemoteExecutor(GenerationExecutor):
         self._pending.abort(client_id, index)
         if self._state is not _State.ATTACHED:
             return
-        self._post(Abort(client_id, index))
-        if len(self._outbox) > self._options.limits.control and not self._flush():
+        self._outbox.post(self._client.encode(self.epoch, Abort(client_id, index)))
+        if len(self._outbox) > self._options.limits.control and not self._outbox.flush():
             self._die(EngineDeadError(f"worker {self._address} takes no messages any more"))
 
-    def _post(self, body: WorkerBound) -> None:
-        """Send `body` behind all that waits, together with what else is posted in this turn of the loop.
-
-        What cannot be sent waits in order, aborts behind their requests, for the next request or tick.
-        """
-        self._outbox.append(self._client.encode(self.epoch, body))
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush_turn)
-
     def _flush_turn(self) -> None:
-        self._flush_scheduled = False
         if self._state is _State.DEAD:
             return
         try:
-            self._flush()
+            self._outbox.flush()
             self._turn_if_readable()
         except Exception as error:  # noqa: BLE001 - a broken executor ends as a dead one, loudly
             self._broke(error)
-
-    def _flush(self) -> bool:
-        """Send what waits; False if some of it still does."""
-        while self._outbox:
-            if not self._client.send_bundle(self._outbox[:MAX_BUNDLE]):
-                return False
-            del self._outbox[:MAX_BUNDLE]
-        return True
 
     def check_health(self) -> Health:
         """How the attachment fares."""
@@ -250,7 +230,7 @@ class RemoteExecutor(GenerationExecutor):
         """Abort what is pending and leave; the worker goes on. `on_dead` is not called."""
         self._require_thread()
         self._on_dead = None
-        if self._state is _State.ATTACHED and self._flush():
+        if self._state is _State.ATTACHED and self._outbox.flush():
             for client_id in self._pending.client_ids():
                 self._client.send(self.epoch, Abort(client_id))
             self._client.send(self.epoch, Detach(self._client_ids.frontend_id))
@@ -286,8 +266,8 @@ class RemoteExecutor(GenerationExecutor):
                 self._try_attach()
             elif not self._read():
                 self._turn_if_readable()
-            if self._outbox and not self._flush_scheduled:  # the queue was full; there may be room now
-                self._flush()
+            if self._outbox.stuck:  # the queue was full; there may be room now
+                self._outbox.flush()
         except Exception as error:  # noqa: BLE001 - a broken executor ends as a dead one, loudly
             self._broke(error)
 
@@ -369,15 +349,13 @@ class RemoteExecutor(GenerationExecutor):
 
     def _beat(self) -> None:
         now = self._loop.time()
-        # After a pause of our own the worker's heartbeats may lie unread in the kernel: it is not silent yet.
-        paused = now - self._tick_at > self._options.dead_after_s / 2
-        self._tick_at = now
+        self._heard_at = min(now, self._heard_at + self._pauses.look(now))
         if self._state is not _State.ATTACHED:
             return
-        if not paused and self.silence_s > self._options.dead_after_s:
+        if self.silence_s > self._options.dead_after_s:
             self._die(EngineDeadError(f"worker {self._address} was silent for {self.silence_s:.1f} s"))
             return
-        if self._flush() and now - self._beat_at >= self._options.beat_s:
+        if self._outbox.flush() and now - self._beat_at >= self._options.beat_s:
             self._beat_at = now
             self._client.send(self.epoch, FrontendBeat(self._client_ids.frontend_id))
         self._turn_if_readable()

@@ -89,6 +89,8 @@ class Attachments:
 
     def excuse(self, pause_s: float, now: float) -> None:
         """Nobody was listened to for `pause_s` until `now`, which counts as nobody's silence."""
+        if not pause_s:
+            return
         for entry in self._by_frontend.values():
             entry.heard_at = min(now, entry.heard_at + pause_s)
 

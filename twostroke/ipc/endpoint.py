@@ -23,6 +23,7 @@ from twostroke.ipc.curve import CurveGuard
 from twostroke.ipc.drops import DropCounters
 from twostroke.ipc.launch import LaunchSpec
 from twostroke.ipc.local_port import InitStatusPort, LocalPort
+from twostroke.ipc.pauses import OwnPauses
 from twostroke.ipc.sockets import QueueLimits, Wake
 from twostroke.protocol.errors import ProtocolError
 from twostroke.protocol.ids import LAUNCHING_FRONTEND
@@ -93,7 +94,7 @@ class WorkerEndpoint:
             self._poller.register(readable, zmq.POLLIN)
         if self._attach_port is not None:
             self._poller.register(self._attach_port.socket, zmq.POLLIN)
-        self._polled_at = time.monotonic()
+        self._pauses = OwnPauses(options.silent_after_s)
         self._local_queue = _LocalQueue.INTACT
         self._lost: list[Event] = []
 
@@ -147,13 +148,10 @@ class WorkerEndpoint:
             if not emptied:
                 remote, emptied = self._attach_port.receive(self._options.burst, now)
                 events += remote
-            pause_s = now - self._polled_at
-            if pause_s >= self._options.silent_after_s / 2:  # of our own, or of the host: beats may still be under way
-                self._attach_port.excuse(pause_s, now)
+            self._attach_port.excuse(self._pauses.look(now), now)  # beats may still be under way
             if emptied:  # else beats may lie unread: nobody is silent yet
                 self._attach_port.lose_silent(now)
             events += self._attach_port.take_lost()
-        self._polled_at = now
         lost, self._lost = self._lost, []
         return events + lost
 

@@ -4,7 +4,7 @@ import math
 
 
 class OwnPauses:
-    """Tells of the time in which the transfer thread did not run.
+    """Tells of the time in which a thread or loop that looks again and again did not run.
 
     Args:
         silence_s: A peer unheard for so long is taken for dead; half of it between two looks is a pause.
