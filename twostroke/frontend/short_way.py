@@ -5,7 +5,7 @@ It is open, for the outputs that wait together, where all of this holds; else th
 * the stream has begun with a piece, and its client takes bytes at once (`Exchange.writable`);
 * they are not the last, and hold nothing but tokens (`GenerationResult.take_tokens`);
 * the answer has one choice, and its text is all that is told of it: no logprobs, ids, stop strings, echo or tools, no
-  counts in each event (`Choice.only_text`, `AnswerWriter.around_text`).
+  counts in each event (`OutputText.only_text`, `AnswerWriter.around_text`).
 
 Both ways write the same bytes. This one takes half the calls.
 """
