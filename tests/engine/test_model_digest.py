@@ -1,6 +1,7 @@
 """Which folders hold the same model."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -80,6 +81,14 @@ def test_damage_is_named(copy: Path) -> None:
         second.write_bytes(len(header).to_bytes(8, "little") + header)
         with pytest.raises(ModelError, match="damaged"):
             model_digest(copy)
+    deep = b'{"a":{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}}"
+    second.write_bytes(len(deep).to_bytes(8, "little") + deep)
+    with pytest.raises(ModelError, match="damaged"):
+        model_digest(copy)
+    second.unlink()
+    os.mkfifo(second)
+    with pytest.raises(ModelError, match="it is no file"):
+        model_digest(copy)
     second.unlink()
     with pytest.raises(ModelError, match=r"the weight file part-1\.safetensors is missing"):
         model_digest(copy)

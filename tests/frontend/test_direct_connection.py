@@ -136,3 +136,30 @@ async def test_a_client_that_leaves_takes_its_request_along(make_app: MakeApp, e
     assert executor.running == 0
     assert executor.calls.aborts == [(executor.calls.requests[0].key.client_id, None)]
     assert connection.on_left is None
+
+
+async def test_a_failure_before_any_byte_is_a_status_even_if_a_comment_waits(
+    make_app: MakeApp, executor: FakeExecutor
+) -> None:
+    """Pipelined, it begins while its client does not read; the comment that was to start the stream never leaves."""
+    executor.script = Script(hold=0)
+
+    class Paused(Connection):
+        drained = asyncio.Event()
+
+        async def drain(self) -> bool:
+            await self.drained.wait()
+            return True
+
+    connection = Paused(writable=True)
+    app = make_app(keep_alive_s=0.02)
+    answering = asyncio.create_task(app(connection.scope(), connection.receive, connection.send))
+    await until(lambda: executor.calls.requests)
+    connection.writable = False
+    await asyncio.sleep(0.1)
+    executor.fail(executor.calls.requests[0].key, TransferError("the cache could not be moved"))
+    await asyncio.sleep(0.02)
+    connection.drained.set()
+    async with asyncio.timeout(5):
+        await answering
+    assert [status for status, _ in connection.heads] == [503]

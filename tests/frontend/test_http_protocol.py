@@ -43,6 +43,10 @@ def request(body: bytes, version: str = "1.1", extra: bytes = b"") -> bytes:
     return b"POST / HTTP/%b\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n%b" % (version.encode(), extra, len(body), body)
 
 
+LAST = request(b"last", extra=b"connection: close\r\n")
+"""The server closes after it."""
+
+
 async def answer_to(*chunks: bytes, pause_s: float = 0.0, patience_s: float = 1.0, app: ASGIApp = echo) -> bytes:
     """Send `chunks` over one connection, pausing after each; what comes back until it closes, or patience ends."""
     stop, started = asyncio.Event(), asyncio.Event()
@@ -140,9 +144,24 @@ async def test_an_offer_of_another_protocol_is_ignored(*, apart: bool) -> None:
     first, second = request(b"\r\nUpgrade: me", extra=offer), request(b"later", extra=offer)
     body_at = first.index(b"\r\n\r\n") + 4
     parts = [first[:body_at], first[body_at:]] if apart else [first]
-    answer = await answer_to(*parts, second, pause_s=0.05, app=talk)
-    assert answer.count(b"HTTP/1.1 200 ") == 2
+    answer = await answer_to(*parts, second, LAST, pause_s=0.05, patience_s=20.0, app=talk)
+    assert answer.count(b"HTTP/1.1 200 ") == 3
     assert answer.index(b'"\r\nUpgrade: me"') < answer.index(b'"later"')
+
+
+@pytest.mark.parametrize("name", [b"Upgrade", b"UPGRADE"])
+@pytest.mark.parametrize("lead", [b"", b"\r\n"])
+async def test_an_offer_is_ignored_wherever_its_bytes_are_parted(name: bytes, lead: bytes) -> None:
+    """Also in the second of two requests that come together, in capitals, and behind a stray line break."""
+    offering = request(b"hello", extra=b"connection: Upgrade\r\n%b: h2c\r\n" % name)
+    at = offering.index(name)
+    for cut in (at - 1, at, at + 3, len(offering) - 5, len(offering)):
+        both = lead + request(b"one") + offering
+        split = len(both) - len(offering) + cut
+        parts = [lead + offering[:cut], offering[cut:], both[:split], both[split:], LAST]
+        answer = await answer_to(*parts, pause_s=0.03, patience_s=20.0, app=talk)
+        assert answer.count(b"HTTP/1.1 200 ") == 4
+        assert answer.count(b'"hello"') == 2
 
 
 async def test_a_client_that_asks_first_is_told_to_go_on() -> None:

@@ -60,7 +60,7 @@ def model_digest(folder: Path) -> str:
                 digest.update(part)
     except FileNotFoundError as error:
         raise ModelError(f"{folder}: the weight file {name} is missing; was the folder copied only in part?") from error
-    except (msgspec.DecodeError, OSError, OverflowError, ValueError) as error:
+    except (msgspec.DecodeError, OSError, OverflowError, RecursionError, ValueError) as error:
         raise ModelError(f"{folder}: a weight file is damaged or was copied only in part: {name}: {error}") from error
     return digest.hexdigest()
 
@@ -68,7 +68,7 @@ def model_digest(folder: Path) -> str:
 def _weight_files(index: Path, text: bytes) -> list[str]:
     try:
         return sorted(set(msgspec.json.decode(text, type=_Index).weight_map.values()))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ModelError(f"{index} cannot be read: {error}; copy it again") from error
 
 
@@ -80,6 +80,8 @@ def _samples(file: Path) -> Iterator[bytes]:
         OSError: It cannot be read.
         msgspec.DecodeError: It is no safetensors file.
     """
+    if file.exists() and not file.is_file():
+        raise OSError("it is no file")  # a pipe would be waited for
     with file.open("rb") as weights:
         length = int.from_bytes(weights.read(_LENGTH_BYTES), "little")
         header = weights.read(min(length, _MAX_HEADER_BYTES))

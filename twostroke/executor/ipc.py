@@ -287,12 +287,14 @@ class IpcExecutor(GenerationExecutor):
     # --- the response thread ---
 
     def _run(self) -> None:
-        # Connected before the world starts: it says that it is ready when its results have somebody to go to.
-        receiver = ResultReceiver(self._context, self._spec, self._options.limits, self.drops)
+        receiver: ResultReceiver | None = None
         try:
+            # Connected before the world starts: it says that it is ready when its results have somebody to go to.
+            receiver = ResultReceiver(self._context, self._spec, self._options.limits, self.drops)
             process, description = self._launcher.launch()
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits for readiness
-            receiver.close()
+            if receiver is not None:
+                receiver.close()
             self._fail(EngineDeadError(str(error)))
             self.ready.set_exception(error)
             return

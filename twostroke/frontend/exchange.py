@@ -196,14 +196,15 @@ class Exchange:
     async def _write(self, data: bytes, *, last: bool = False) -> None:
         self._writes += 1
         begins = self.state is State.OPEN
-        if begins:
-            self.state = State.STREAMING  # before the write: from here on no status can be sent any more
         self._writing = True
         try:
             if self._direct is None:
+                if begins:
+                    self.state = State.STREAMING  # before the write: from here on no status can be sent any more
                 await self._send_events(data, begins=begins, last=last)
             elif self._direct.writable or await self._direct.drain():
                 if begins:
+                    self.state = State.STREAMING  # after the wait, which may be cancelled: then there is no head yet
                     self._direct.begin(_EVENTS)
                 self._direct.write(data, last=last)
         finally:

@@ -9,12 +9,12 @@ and a connection that never says anything would be kept for ever. How long a bod
 """
 
 import asyncio
-import re
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -24,7 +24,6 @@ from twostroke.protocol.openai_answers import ErrorBody, ErrorObject
 MAX_HEAD_BYTES = 64 << 10
 REQUEST_S = 75.0
 _LAST_CHUNK = b"0\r\n\r\n"
-_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 class _DirectConnection:
@@ -134,16 +133,6 @@ class _DirectConnection:
         cycle.on_response()
 
 
-def _without_upgrade(data: bytes) -> bytes:
-    """`data`, which begins in a head, with any `Upgrade` header of that head renamed.
-
-    There is nothing to upgrade to, and servers may ignore the offer. The parser takes what follows such a head for
-    another protocol, which loses the body of each request of Java's HTTP client: it offers HTTP/2 so.
-    """
-    head, end, rest = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest
-
-
 class HttpProtocol(HttpToolsProtocol):
     """One connection; arguments as uvicorn's."""
 
@@ -205,12 +194,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse a head that does not end."""
-        in_body = self._arriving and self._head_bytes is None
-        if not in_body and b"pgrade:" in data:
-            data = _without_upgrade(data)
         if self._head_bytes is not None:
             self._head_bytes += len(data)
-        super().data_received(data)
+        self._feed(data)
         if self._arriving:  # most requests arrive at once, and need no timer
             self._await_request()
         if self._head_bytes is not None and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -218,6 +204,34 @@ class HttpProtocol(HttpToolsProtocol):
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
                 f"the request line and headers are larger than the limit of {MAX_HEAD_BYTES} bytes",
             )
+
+    def _feed(self, data: bytes) -> None:
+        """Parse. An offer to upgrade is declined: its head is parsed again without it, then what follows.
+
+        There is nothing to upgrade to, and servers may ignore the offer. The parser takes what follows such a head for
+        another protocol, which would lose the body of each request of Java's HTTP client: it offers HTTP/2 so.
+        """
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                if self.parser.get_method() == b"CONNECT":  # is an offer by itself
+                    self.send_400_response("CONNECT is not supported.")
+                    return
+                data = self._declined() + data[offer.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+            else:
+                return
+
+    def _declined(self) -> bytes:
+        parser = self.parser
+        line = b"%b %b HTTP/%b\r\n" % (parser.get_method(), self.url, parser.get_http_version().encode())
+        headers = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"".join([line, *headers, b"\r\n"])
 
     def on_message_begin(self) -> None:
         """A head begins, perhaps in the middle of a chunk: only what follows that chunk is counted."""
@@ -228,6 +242,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is here."""
+        if self.parser.should_upgrade():
+            return  # comes again: see `_feed`
         self._head_bytes = None
         super().on_headers_complete()
         if self.scope["method"] == "HEAD":  # has an answer without a body, which uvicorn knows about
@@ -238,6 +254,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The whole request is here."""
+        if self.parser.should_upgrade():
+            return
         self._arriving = False
         self._stop_timer()
         super().on_message_complete()
