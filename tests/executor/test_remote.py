@@ -1,10 +1,10 @@
 """`RemoteExecutor` against a worker on a thread: attaching, serving, and each way to die."""
 
 import asyncio
-import os
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -392,7 +392,7 @@ async def test_no_descriptor_is_left_after_attaching_and_leaving() -> None:
             await until(lambda: worker.lost == [7])
 
     def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - numbers, not paths
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     await once()
     await asyncio.sleep(0.7)  # a leaving socket lingers for half a second

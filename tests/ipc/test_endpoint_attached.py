@@ -8,6 +8,7 @@ import pytest
 import zmq
 
 from tests.support.endpoint_bench import LIMITS, Bench, Frontend, endpoint_bench, output
+from tests.support.processes import wait_until
 from tests.support.scripted_worker import describe, make_request
 from tests.support.worker_thread import launch_spec
 from twostroke.ipc.codec import MAX_BUNDLE, MAX_MESSAGE_BYTES
@@ -252,10 +253,7 @@ def test_what_arrived_before_the_connection_was_lost_is_read() -> None:
         for batch in batches:
             assert bench.endpoint.send(7, batch)
         bench.endpoint.close(5.0)
-        ends_at = time.monotonic() + 10
-        while frontend.client.failure() is None:
-            assert time.monotonic() < ends_at
-            time.sleep(0.01)
+        wait_until(lambda: frontend.client.failure() is not None, 10.0, "the loss of the connection")
         assert frontend.messages()[1:] == batches
         frontend.client.close()
         bench.context.term()

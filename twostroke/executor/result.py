@@ -255,6 +255,7 @@ class GenerationResult:
         outputs = self._outputs
         if len(outputs) == 1 and self._error is None:  # nearly always
             output = outputs[0]
+            # `_only_tokens`, without the call: most tokens of most streams pass here.
             if output.finish_reason is None and output.logprobs is None and output.cached_tokens is None:
                 return outputs.popleft().token_ids  # nobody but this reader takes any, so that one needs no lock
             return b""

@@ -141,7 +141,6 @@ class SequenceTimer:
 
     def __init__(self, metrics: FrontendMetrics, arrived: float) -> None:
         self._metrics = metrics
-        self._observe_gap = metrics.inter_token_latency.observe
         self._arrived = arrived
         self._last: float | None = None
 
@@ -156,7 +155,7 @@ class SequenceTimer:
             self._metrics.time_to_first_token.observe(self._last - self._arrived)
             count -= 1
         if count:
-            self._observe_gap((now - self._last) / count)
+            self._metrics.inter_token_latency.observe((now - self._last) / count)
             self._last = now
 
     def prompt(self, tokens: int, cached: int) -> None:
